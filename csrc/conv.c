@@ -1,0 +1,389 @@
+/* A convolution with its activation and pooling, row by row: the conv's own result never exists as a whole.
+ *
+ * The rows of one output channel are computed from its tap list: for every live weight, where in the
+ * input its number lies. A tap list is made once per channel and used for all rows, images and
+ * directions. Up to four results share their input in registers (run4): four directions where all read
+ * the same image (the first layer), or four channels of a layer that is nearly dense. */
+#include "conv.h"
+
+#include <string.h>
+
+/* Density from which four channels with zeros in the gaps beat one channel without:
+ * on AVX-512 one channel alone runs at about 0.75 of the rate of four. */
+static const float NEARLY_DENSE = 0.75f;
+
+enum { PART = 4 };
+
+typedef struct {
+    const fs_op *op;
+    const fs_batch *batch;
+    const fs_place *in, *out;
+    fs_walk walk;
+    int more;              /* the walk stands on a weight not yet used */
+    uint32_t height, width; /* of the conv's result, before pooling */
+    uint32_t row;          /* weights of a channel, were it dense */
+    uint32_t weights;      /* first value of the channel at hand */
+    uint32_t bias;         /* first bias */
+    size_t in_row, in_channel;
+    int flat;              /* taps lie in memory as they do in the row: a linear layer */
+    size_t origin;         /* from the tensor's start to the window of result (0, 0) */
+} job;
+
+static int is_streamed(const fs_engine *e, const job *j) { return e->streamed && j->in == e->places; }
+
+const float *fs_parameters(fs_engine *e, uint32_t d, uint32_t first, uint32_t n) {
+    if (!e->noise) return e->values + d * e->values_stride + first;
+    fs_perturb(e->noise, e->noise_k, first, n, e->values + first, e->row_values);
+    return e->row_values;
+}
+
+float *fs_tensor(const fs_engine *e, const fs_place *place, uint32_t d, uint32_t block) {
+    return e->activations + ((size_t)d * e->blocks + block) * e->block_floats + (size_t)place->offset * e->lanes;
+}
+
+float *fs_row(const fs_engine *e, const fs_place *place, float *tensor, uint32_t channel, uint32_t row) {
+    return tensor + channel * fs_channel_floats(place, e->lanes) +
+           (row + place->border_h) * fs_row_floats(place, e->lanes) + (size_t)place->border_w * e->lanes;
+}
+
+void fs_pool_row(const fs_engine *e, const fs_op *op, float *out, const float *first, size_t row_floats, uint32_t ring,
+                 uint32_t height, uint32_t width, uint32_t out_row, uint32_t out_width) {
+    const fs_window *w = &op->pooling;
+    const int64_t top = (int64_t)out_row * w->sh - w->ph;
+    const uint32_t y0 = top < 0 ? 0 : (uint32_t)top;
+    const uint32_t y1 = top + w->kh > height ? height : (uint32_t)(top + w->kh);
+    for (uint32_t x = 0; x < out_width;) {
+        const int64_t left = (int64_t)x * w->sw - w->pw;
+        const uint32_t x0 = left < 0 ? 0 : (uint32_t)left;
+        const uint32_t x1 = left + w->kw > width ? width : (uint32_t)(left + w->kw);
+        /* All windows that lie inside go in one call, those that stick out one by one. */
+        uint32_t windows = 1;
+        if (x1 - x0 == w->kw) {
+            windows = (width - x1) / w->sw + 1;
+            if (windows > out_width - x) windows = out_width - x;
+        }
+        const float *rows[255];
+        for (uint32_t y = y0; y < y1; y++) rows[y - y0] = first + (y % ring) * row_floats + (size_t)x0 * e->lanes;
+        const uint32_t count = op->pool == FS_POOL_AVERAGE ? w->kh * w->kw : (y1 - y0) * (x1 - x0);
+        const fs_pooling pooling = {y1 - y0, x1 - x0, w->sw, windows, e->lanes, op->pool == FS_POOL_MAX,
+                                    1.0f / (float)count};
+        e->isa->pool(out + (size_t)x * e->lanes, rows, &pooling);
+        x += windows;
+    }
+}
+
+/* ---- the image ---- */
+
+static const uint8_t *image(const fs_batch *batch, uint32_t number) {
+    const uint32_t at = number < batch->images ? number : batch->images - 1; /* lanes without an image repeat one */
+    return batch->samples->images + (size_t)(batch->first + at) * batch->samples->stride;
+}
+
+/* Bytes of a block's images side by side: [pixel][lane]. */
+void fs_load_block(fs_engine *e, const fs_batch *batch, uint32_t block) {
+    const size_t n = (size_t)e->program.channels * e->program.height * e->program.width;
+    e->window_filled = 0;
+    if (e->lanes == 1) return;
+    const uint8_t *from[FS_MAX_LANES];
+    for (uint32_t l = 0; l < e->lanes; l++) from[l] = image(batch, block * e->lanes + l);
+    uint8_t *to = e->pixels;
+    if (e->lanes == 16)
+        for (size_t i = 0; i < n; i++, to += 16)
+            for (uint32_t l = 0; l < 16; l++) to[l] = from[l][i];
+    else
+        for (size_t i = 0; i < n; i++, to += e->lanes)
+            for (uint32_t l = 0; l < e->lanes; l++) to[l] = from[l][i];
+}
+
+void fs_load_row(const fs_engine *e, const fs_batch *batch, uint32_t block, uint32_t c, uint32_t y, float *out) {
+    const fs_program *p = &e->program;
+    float factors[2];
+    memcpy(&factors[0], p->bytes + 32 + 4 * c, 4);
+    memcpy(&factors[1], p->bytes + 32 + 4 * (p->channels + c), 4);
+    const size_t at = ((size_t)c * p->height + y) * p->width;
+    const uint8_t *from = e->lanes == 1 ? image(batch, block) + at : e->pixels + at * e->lanes;
+    e->isa->pixels(out, from, (size_t)p->width * e->lanes, factors[0], factors[1]);
+}
+
+/* Makes the window hold padded rows [first, first + n) of the block, keeping those that it has. */
+static void slide_window(fs_engine *e, const job *j, uint32_t block, uint32_t first, uint32_t n) {
+    const fs_window *w = &j->op->window;
+    const fs_program *p = &e->program;
+    if (e->window_filled && first >= e->window_first && first + n <= e->window_first + e->window_filled) return;
+    uint32_t kept = 0;
+    if (e->window_filled && first >= e->window_first && first < e->window_first + e->window_filled) {
+        kept = e->window_first + e->window_filled - first;
+        for (uint32_t c = 0; c < p->channels; c++) {
+            float *rows = e->window + (size_t)c * e->window_height * e->window_row;
+            memmove(rows, rows + (size_t)(first - e->window_first) * e->window_row, 4 * (size_t)kept * e->window_row);
+        }
+    }
+    const uint32_t padded = p->height + 2 * w->ph;
+    const uint32_t until = padded - first < e->window_height ? padded - first : e->window_height;
+    for (uint32_t c = 0; c < p->channels; c++)
+        for (uint32_t i = kept; i < until; i++) {
+            float *row = e->window + ((size_t)c * e->window_height + i) * e->window_row;
+            memset(row, 0, 4 * (size_t)e->window_row);
+            const uint32_t y = first + i;
+            if (y >= w->ph && y < p->height + w->ph)
+                fs_load_row(e, j->batch, block, c, y - w->ph, row + (size_t)w->pw * e->lanes);
+        }
+    e->window_first = first, e->window_filled = until;
+}
+
+/* ---- taps ---- */
+
+/* The taps of one channel: offsets[i] (or, for four channels together, slots[i] = 4 x its place in the
+ * dense row + part). Returns how many. */
+static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *slots, uint32_t part) {
+    const int64_t start = (int64_t)channel * j->row;
+    const fs_window *w = &j->op->window;
+    uint32_t n = 0, c = 0, ky = 0, kx = 0, at = 0;
+    for (; j->more && j->walk.index < start + j->row; j->more = fs_walk_next(&j->walk), n++) {
+        const uint32_t index = (uint32_t)(j->walk.index - start);
+        if (slots) {
+            slots[n] = PART * index + part;
+            continue;
+        }
+        if (j->flat) {
+            e->offsets[n] = (int32_t)(index * e->lanes);
+            continue;
+        }
+        kx += index - at, at = index;
+        while (kx >= w->kw) {
+            kx -= w->kw;
+            if (++ky == w->kh) ky = 0, c++;
+        }
+        e->offsets[n] = (int32_t)(c * j->in_channel + ky * j->in_row + (size_t)kx * e->lanes);
+    }
+    return n;
+}
+
+/* The offsets of a whole dense row. */
+static void list_all(fs_engine *e, const job *j) {
+    const fs_window *w = &j->op->window;
+    int32_t *offset = e->offsets;
+    for (uint32_t c = 0; c * w->kh * w->kw < j->row; c++)
+        for (uint32_t ky = 0; ky < w->kh; ky++)
+            for (uint32_t kx = 0; kx < w->kw; kx++)
+                *offset++ = (int32_t)(c * j->in_channel + ky * j->in_row + (size_t)kx * e->lanes);
+}
+
+/* ---- rows ---- */
+
+/* `r->rows` rows of `results` results; each row has `width` positions. */
+static void compute_row(const fs_engine *e, const job *j, fs_run *r, uint32_t results) {
+    const fs_isa *isa = e->isa;
+    const uint32_t lanes = e->lanes, vector = isa->width;
+    void (*run)(const fs_run *) = results == PART ? isa->run4 : isa->run1;
+    if (vector && lanes % vector == 0) {
+        fs_run part = *r;
+        part.in_step = (ptrdiff_t)(j->op->window.sw * lanes), part.out_step = lanes, part.n = j->width;
+        for (uint32_t l = 0; l < lanes; l += vector) {
+            run(&part);
+            part.in += vector;
+            for (uint32_t m = 0; m < results; m++) part.out[m] += vector;
+        }
+    } else if (vector && j->op->window.sw == 1) {
+        /* Neighbouring positions are neighbours in memory: one long row. */
+        r->n = ((size_t)j->width * lanes + vector - 1) / vector;
+        r->in_step = r->out_step = vector;
+        run(r);
+    } else {
+        fs_run one = *r;
+        const int joined = lanes == 1 || j->op->window.sw == 1;
+        one.n = joined ? (size_t)j->width * lanes : lanes;
+        one.in_step = lanes == 1 ? (ptrdiff_t)j->op->window.sw : 1, one.out_step = 1;
+        for (uint32_t x = 0; x < (joined ? 1 : j->width); x++) {
+            one.in = r->in + (size_t)x * j->op->window.sw * lanes, one.out[0] = r->out[0] + (size_t)x * lanes;
+            isa->scalar(&one);
+        }
+    }
+}
+
+static float *row_in_flight(const fs_engine *e, uint32_t result, uint32_t y) {
+    return e->rows + ((size_t)result * e->rows_in_flight + y % e->rows_in_flight) * e->row_capacity;
+}
+
+/* Pools every window whose last row has been computed; returns how many rows of windows are done. */
+static uint32_t pool_ready(const fs_engine *e, const job *j, uint32_t done, uint32_t computed, uint32_t results,
+                           float *const outs[PART], const uint32_t channels[PART]) {
+    const fs_window *w = &j->op->pooling;
+    for (; done < j->out->h; done++) {
+        const int64_t last = (int64_t)done * w->sh - w->ph + w->kh; /* one past it */
+        if ((last < j->height ? last : (int64_t)j->height) > computed) break;
+        for (uint32_t m = 0; m < results; m++)
+            fs_pool_row(e, j->op, fs_row(e, j->out, outs[m], channels[m], done),
+                        row_in_flight(e, m, 0), e->row_capacity, e->rows_in_flight, j->height, j->width, done,
+                        j->out->w);
+    }
+    return done;
+}
+
+/* All rows of `results` results of one block: outs[m] is the tensor, channel channels[m]. */
+static void compute_rows(fs_engine *e, job *j, fs_run *r, uint32_t block, const float *in, uint32_t results,
+                         float *const outs[PART], const uint32_t channels[PART]) {
+    const fs_op *op = j->op;
+    const int streamed = is_streamed(e, j);
+    /* A row goes straight to its tensor unless it is pooled, or vectors would write beyond it. */
+    const int direct = !op->pool && (size_t)j->width * e->lanes % FS_MAX_LANES == 0;
+    const int pairs = results == 1 && e->isa->width && (e->lanes % e->isa->width == 0 || op->window.sw == 1);
+    uint32_t pooled = 0;
+    r->in_row = (ptrdiff_t)(op->window.sh * j->in_row);
+    for (uint32_t y = 0; y < j->height; y += r->rows) {
+        uint32_t top = y * op->window.sh;
+        r->rows = pairs && y + 2 <= j->height ? 2 : 1;
+        if (streamed) {
+            slide_window(e, j, block, top, op->window.kh + (r->rows - 1) * op->window.sh);
+            top -= e->window_first;
+        }
+        r->in = in + top * j->in_row;
+        for (uint32_t m = 0; m < results; m++) {
+            r->out[m] = direct ? fs_row(e, j->out, outs[m], channels[m], y) : row_in_flight(e, m, y);
+            r->out_row = (direct ? fs_row(e, j->out, outs[m], channels[m], y + 1) : row_in_flight(e, m, y + 1)) - r->out[m];
+        }
+        compute_row(e, j, r, results);
+        if (op->pool) pooled = pool_ready(e, j, pooled, y + r->rows, results, outs, channels);
+        else if (!direct)
+            for (uint32_t m = 0; m < results; m++)
+                for (uint32_t i = 0; i < r->rows; i++)
+                    memcpy(fs_row(e, j->out, outs[m], channels[m], y + i), r->out[m] + (ptrdiff_t)i * r->out_row,
+                           4 * (size_t)j->width * e->lanes);
+    }
+}
+
+/* A result of a single position (a linear layer): the blocks of the batch are its row. */
+static void compute_blocks(const fs_engine *e, const job *j, fs_run *r, uint32_t results) {
+    const fs_isa *isa = e->isa;
+    const uint32_t lanes = e->lanes;
+    const ptrdiff_t step = (ptrdiff_t)e->block_floats;
+    if (isa->width && lanes % isa->width == 0) {
+        r->in_step = r->out_step = step, r->n = j->batch->blocks;
+        for (uint32_t l = 0; l < lanes; l += isa->width) {
+            (results == PART ? isa->run4 : isa->run1)(r);
+            r->in += isa->width;
+            for (uint32_t m = 0; m < results; m++) r->out[m] += isa->width;
+        }
+    } else if (lanes == 1) {
+        r->in_step = r->out_step = step, r->n = j->batch->blocks;
+        isa->scalar(r);
+    } else {
+        r->in_step = r->out_step = 1, r->n = lanes;
+        for (uint32_t b = 0; b < j->batch->blocks; b++, r->in += step, r->out[0] += step) isa->scalar(r);
+    }
+}
+
+/* The results of one tap list for one direction (or four), all blocks. */
+static void compute(fs_engine *e, job *j, fs_run *r, const uint32_t directions[PART], uint32_t group,
+                    const uint32_t channels[PART], uint32_t results, uint32_t block) {
+    float *outs[PART];
+    const size_t in_group = j->origin + (size_t)group * (j->in->c / j->op->groups) * j->in_channel;
+    if (is_streamed(e, j)) {
+        for (uint32_t m = 0; m < results; m++) outs[m] = fs_tensor(e, j->out, directions[m], block);
+        compute_rows(e, j, r, block, e->window + in_group, results, outs, channels);
+        return;
+    }
+    if (j->height == 1 && j->width == 1 && !j->op->pool) {
+        r->in = fs_tensor(e, j->in, directions[0], 0) + in_group;
+        for (uint32_t m = 0; m < results; m++)
+            r->out[m] = fs_row(e, j->out, fs_tensor(e, j->out, directions[m], 0), channels[m], 0);
+        compute_blocks(e, j, r, results);
+        return;
+    }
+    for (uint32_t b = 0; b < j->batch->blocks; b++) {
+        for (uint32_t m = 0; m < results; m++) outs[m] = fs_tensor(e, j->out, directions[m], b);
+        compute_rows(e, j, r, b, fs_tensor(e, j->in, directions[0], b) + in_group, results, outs, channels);
+    }
+}
+
+static void fetch_biases(fs_engine *e, const job *j, const uint32_t directions[PART], const uint32_t channels[PART],
+                         uint32_t results, float bias[PART]) {
+    for (uint32_t m = 0; m < results; m++)
+        bias[m] = j->op->flags & 1 ? *fs_parameters(e, directions[m], j->bias + channels[m], 1) : 0.0f;
+}
+
+/* One channel, one tap list; directions four by four where they share the image. */
+static void one_channel(fs_engine *e, job *j, uint32_t group, uint32_t channel, uint32_t block) {
+    const uint32_t n = j->batch->directions;
+    const uint32_t taps = list_taps(e, j, channel, NULL, 0);
+    const int shared = fs_is_wide(e) && is_streamed(e, j);
+    const uint32_t channels[PART] = {channel, channel, channel, channel};
+    for (uint32_t d = 0; d < n;) {
+        const uint32_t directions[PART] = {d, d + 1, d + 2, d + 3};
+        const uint32_t results = shared && d + PART <= n ? PART : 1;
+        float bias[PART];
+        fetch_biases(e, j, directions, channels, results, bias);
+        const float *weights = fs_parameters(e, d, j->weights, taps);
+        if (results == PART) {
+            for (uint32_t m = 0; m < PART; m++) {
+                const float *from = fs_parameters(e, d + m, j->weights, taps);
+                for (uint32_t t = 0; t < taps; t++) e->weights[PART * t + m] = from[t];
+            }
+            weights = e->weights;
+        }
+        fs_run r = {e->offsets, weights, bias, taps, j->op->act, NULL, 0, 0, 0, 0, 0, 1, {0}};
+        compute(e, j, &r, directions, group, channels, results, block);
+        d += results;
+    }
+    j->weights += taps;
+}
+
+/* Four channels of a nearly dense layer, with zeros where one has no weight. */
+static void four_channels(fs_engine *e, job *j, uint32_t group, uint32_t channel) {
+    const uint32_t channels[PART] = {channel, channel + 1, channel + 2, channel + 3};
+    uint32_t taps = 0;
+    for (uint32_t m = 0; m < PART; m++) taps += list_taps(e, j, channel + m, e->slots + taps, m);
+    memset(e->weights, 0, 4 * (size_t)PART * j->row);
+    for (uint32_t d = 0; d < j->batch->directions; d++) {
+        const uint32_t directions[PART] = {d, d, d, d};
+        float bias[PART];
+        fetch_biases(e, j, directions, channels, PART, bias);
+        const float *from = fs_parameters(e, d, j->weights, taps);
+        for (uint32_t t = 0; t < taps; t++) e->weights[e->slots[t]] = from[t];
+        fs_run r = {e->offsets, e->weights, bias, j->row, j->op->act, NULL, 0, 0, 0, 0, 0, 1, {0}};
+        compute(e, j, &r, directions, group, channels, PART, 0);
+    }
+    j->weights += taps;
+}
+
+static void all_channels(fs_engine *e, job *j, uint32_t block) {
+    const uint32_t number = (uint32_t)(j->out - e->places) - 1;
+    const fs_op *op = j->op;
+    const uint32_t per_group = op->channels / op->groups;
+    const float density = (float)op->n_weights / ((float)op->channels * (float)j->row);
+    const int dense = fs_is_wide(e) && !is_streamed(e, j) && density >= NEARLY_DENSE;
+    const uint8_t *structure = fs_structure(&e->program) + e->steps[number].structure;
+    j->walk = fs_walk_start(structure, (size_t)(fs_structure_end(&e->program) - structure), op->rice, op->n_weights);
+    j->more = fs_walk_next(&j->walk);
+    j->weights = e->steps[number].values;
+    j->bias = j->weights + op->n_weights;
+    if (dense) list_all(e, j);
+    for (uint32_t group = 0; group < op->groups; group++) {
+        uint32_t channel = group * per_group;
+        const uint32_t end = channel + per_group;
+        if (dense)
+            for (; channel + PART <= end; channel += PART) four_channels(e, j, group, channel);
+        for (; channel < end; channel++) one_channel(e, j, group, channel, block);
+        if (dense && per_group % PART && group + 1 < op->groups) list_all(e, j);
+    }
+}
+
+void fs_conv(fs_engine *e, uint32_t number, const fs_op *op, const fs_batch *batch) {
+    job j = {.op = op, .batch = batch, .in = &e->places[op->a], .out = &e->places[number + 1]};
+    const fs_window *w = &op->window;
+    fs_slide(j.in->h, w->kh, w->sh, w->ph, &j.height);
+    fs_slide(j.in->w, w->kw, w->sw, w->pw, &j.width);
+    j.row = j.in->c / op->groups * w->kh * w->kw;
+    if (e->streamed && op->a == 0) {
+        j.in_row = e->window_row, j.in_channel = (size_t)e->window_height * e->window_row;
+        for (uint32_t b = 0; b < batch->blocks; b++) {
+            fs_load_block(e, batch, b);
+            all_channels(e, &j, b);
+        }
+        return;
+    }
+    j.in_row = fs_row_floats(j.in, e->lanes), j.in_channel = fs_channel_floats(j.in, e->lanes);
+    j.origin = (j.in->border_h - w->ph) * j.in_row + (size_t)(j.in->border_w - w->pw) * e->lanes;
+    j.flat = j.in_row == (size_t)w->kw * e->lanes && j.in_channel == w->kh * j.in_row;
+    all_channels(e, &j, 0);
+}

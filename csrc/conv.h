@@ -1,0 +1,28 @@
+/* A convolution (or linear layer) with its activation and pooling: conv.c. */
+#ifndef FORESEED_CONV_H
+#define FORESEED_CONV_H
+
+#include "engine.h"
+
+/* The batch under way: directions and images in memory. */
+typedef struct {
+    uint32_t directions, images, blocks;
+    const fs_samples *samples;
+    uint32_t first; /* sample of the batch's first image */
+} fs_batch;
+
+/* Parameters [first, first + n) of direction d: from its perturbed copy, or perturbed now (by_row). */
+const float *fs_parameters(fs_engine *e, uint32_t d, uint32_t first, uint32_t n);
+float *fs_tensor(const fs_engine *e, const fs_place *place, uint32_t d, uint32_t block);
+/* The first interior number of a row. */
+float *fs_row(const fs_engine *e, const fs_place *place, float *tensor, uint32_t channel, uint32_t row);
+/* One row of pooled results; `row_at(y)` rows are given by `first`, a ring of `ring` rows. */
+void fs_pool_row(const fs_engine *e, const fs_op *op, float *out, const float *first, size_t row_floats, uint32_t ring,
+                 uint32_t height, uint32_t width, uint32_t out_row, uint32_t out_width);
+
+void fs_load_block(fs_engine *e, const fs_batch *batch, uint32_t block);
+/* Row y of channel c of the loaded block, normalised. */
+void fs_load_row(const fs_engine *e, const fs_batch *batch, uint32_t block, uint32_t c, uint32_t y, float *out);
+void fs_conv(fs_engine *e, uint32_t number, const fs_op *op, const fs_batch *batch);
+
+#endif

@@ -1,0 +1,93 @@
+/* Directions and updates, to the bit (docs/protocol.md), and the choice of instruction set. */
+#include "internal.h"
+
+enum { CHUNK = 512 }; /* coordinates on the stack at a time; a multiple of 128, so that blocks stay whole */
+
+const fs_isa *fs_best_isa(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        return &fs_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &fs_avx2;
+#endif
+    return &fs_plain;
+}
+
+const char *fs_isa_name(void) { return fs_best_isa()->name; }
+
+void fs_philox(const uint32_t counter[4], uint64_t seed, uint32_t words[4]) {
+    uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        const uint64_t p0 = (uint64_t)0xD2511F53u * c[0], p1 = (uint64_t)0xCD9E8D57u * c[2];
+        c[0] = (uint32_t)(p1 >> 32) ^ c[1] ^ k0;
+        c[1] = (uint32_t)p1;
+        c[2] = (uint32_t)(p0 >> 32) ^ c[3] ^ k1;
+        c[3] = (uint32_t)p0;
+    }
+    for (int i = 0; i < 4; i++) words[i] = c[i];
+}
+
+/* z[0 .. n) for coordinates start .. start + n of direction k, made in whole blocks into `block`
+ * (CHUNK numbers); returns where in it they begin. */
+static const float *make(const fs_isa *isa, const fs_directions *d, uint32_t k, uint32_t start, size_t n,
+                         float *block) {
+    const uint32_t counter[3] = {k, d->device, d->round};
+    const uint32_t head = start % (d->kind == FS_RADEMACHER ? 128 : 4);
+    isa->direction(block, d->seed, counter, d->kind, start - head, n + head);
+    return block + head;
+}
+
+/* How many coordinates from `start` on fit the chunk whose blocks are aligned. */
+static size_t piece(uint32_t start, size_t n) {
+    const size_t room = CHUNK - start % 128;
+    return n < room ? n : room;
+}
+
+void fs_direction(const fs_directions *d, uint32_t k, uint32_t start, size_t n, float *out) {
+    const fs_isa *isa = fs_best_isa();
+    float block[CHUNK];
+    for (size_t here; n; n -= here, start += (uint32_t)here) {
+        here = piece(start, n);
+        const float *z = make(isa, d, k, start, here, block);
+        for (size_t i = 0; i < here; i++) *out++ = z[i];
+    }
+}
+
+void fs_perturb(const fs_directions *d, uint32_t k, uint32_t start, size_t n, const float *values, float *out) {
+    const fs_isa *isa = fs_best_isa();
+    float block[CHUNK];
+    for (size_t here; n; n -= here, start += (uint32_t)here, values += here, out += here) {
+        here = piece(start, n);
+        isa->axpy(out, values, make(isa, d, k, start, here, block), here, d->sigma);
+    }
+}
+
+void fs_accumulate(const fs_directions *d, const float *coefficients, uint32_t start, size_t n, float *gradient) {
+    const fs_isa *isa = fs_best_isa();
+    float block[CHUNK];
+    /* A chunk of the gradient stays in the cache while all directions pass over it. */
+    for (size_t here; n; n -= here, start += (uint32_t)here, gradient += here) {
+        here = piece(start, n);
+        for (uint32_t i = 0; i < d->count; i++) {
+            const float *z = make(isa, d, d->first + i * d->step, start, here, block);
+            isa->axpy(gradient, gradient, z, here, coefficients[i]);
+        }
+    }
+}
+
+void fs_sgd(float *values, float *momentum, const float *gradient, size_t n, float lr, float mu, float decay) {
+    fs_best_isa()->sgd(values, momentum, gradient, n, lr, mu, decay);
+}
+
+void fs_adam(float *values, float *m, float *v, const float *gradient, size_t n, float lr, float beta1, float beta2,
+             float eps, float decay, float k1, float k2) {
+    const float constants[] = {lr, beta1, beta2, eps, decay, k1, k2};
+    fs_best_isa()->adam(values, m, v, gradient, n, constants);
+}
+
+size_t fs_first_not_finite(const float *numbers, size_t n) {
+    size_t i = 0;
+    while (i < n && numbers[i] - numbers[i] == 0.0f) i++;
+    return i;
+}

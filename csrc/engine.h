@@ -1,0 +1,61 @@
+/* The engine's inside: what plan.c lays out and run.c walks. */
+#ifndef FORESEED_ENGINE_H
+#define FORESEED_ENGINE_H
+
+#include "internal.h"
+
+/* Where a tensor lies: `offset` is in positions from the start of a block's activations (times lanes =
+ * floats). A tensor that a padded conv reads carries its own border of zeros, so that no kernel ever
+ * asks whether it is inside. Layout: [channel][row][column][lane]. */
+typedef struct {
+    uint32_t offset;
+    uint16_t c, h, w;
+    uint16_t border_h, border_w;
+    uint16_t fresh; /* 1: this op's own place; 0: it works in place on its input's */
+} fs_place;
+
+/* Where an op's numbers begin. */
+typedef struct {
+    uint32_t values, stats, structure;
+} fs_step;
+
+struct fs_engine {
+    fs_program program;
+    fs_config config;
+    const fs_isa *isa;
+    uint32_t lanes, blocks;
+    uint32_t streamed; /* 1: only op 0, a conv, reads the image: rows are made on the fly */
+    uint32_t row_capacity, rows_in_flight;
+    uint32_t window_height, window_row; /* rows held of the image, and floats of one */
+    size_t block_floats;                /* activations of one block of one direction */
+    size_t high_water, arena_bytes;
+    fs_place *places; /* n_ops + 1 */
+    fs_step *steps;   /* n_ops */
+    int32_t *offsets; /* a tap list */
+    uint32_t *slots;
+    float *weights, *row_values;
+    float *perturbed, *rows, *window, *activations;
+    uint8_t *pixels;
+    /* of the call under way */
+    const float *values, *stats;
+    size_t values_stride;
+    const fs_directions *noise; /* by_row: the directions, else NULL */
+    uint32_t noise_k;
+    float *stats_out;
+    uint32_t window_first, window_filled;
+};
+
+/* Wide: several results share their input in registers. */
+static inline int fs_is_wide(const fs_engine *e) { return e->isa->width && e->lanes >= e->isa->width; }
+
+static inline size_t fs_row_floats(const fs_place *p, uint32_t lanes) {
+    return ((size_t)p->w + 2 * p->border_w) * lanes;
+}
+static inline size_t fs_channel_floats(const fs_place *p, uint32_t lanes) {
+    return ((size_t)p->h + 2 * p->border_h) * fs_row_floats(p, lanes);
+}
+static inline uint64_t fs_place_positions(const fs_place *p) {
+    return (uint64_t)p->c * (p->h + 2u * p->border_h) * (p->w + 2u * p->border_w);
+}
+
+#endif

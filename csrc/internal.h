@@ -1,0 +1,141 @@
+/* What the engine's own files share. */
+#ifndef FORESEED_INTERNAL_H
+#define FORESEED_INTERNAL_H
+
+#include "foreseed.h"
+
+#define FS_MAX_OPS 256
+#define FS_MAX_LANES 16
+#define FS_DENSE 255
+#define FS_ALIGN 64
+
+enum { FS_CONV = 1, FS_POOL, FS_NORM, FS_ADD, FS_ACT };
+enum { FS_ACT_NONE, FS_ACT_RELU, FS_ACT_HARDSWISH };
+enum { FS_POOL_NONE, FS_POOL_MAX, FS_POOL_AVERAGE, FS_POOL_INSIDE };
+
+typedef struct {
+    uint32_t kh, kw, sh, sw, ph, pw;
+} fs_window;
+
+typedef struct {
+    uint32_t c, h, w;
+} fs_size;
+
+/* An op as it stands in the program. */
+typedef struct {
+    uint8_t kind, act, flags, rice, pool;
+    uint32_t a, b, channels, groups, n_weights;
+    fs_window window, pooling;
+    float eps;
+} fs_op;
+
+/* Walks the sparse structure of one conv, weight by weight. */
+typedef struct {
+    const uint8_t *next, *end; /* bytes not yet taken */
+    uint64_t bits;             /* bits taken and not yet used, lowest first; above `have` they are zero */
+    uint32_t have;
+    uint32_t rice;
+    uint32_t left; /* weights not yet read */
+    int64_t index; /* of the last one read; -1 before the first */
+} fs_walk;
+
+static inline fs_walk fs_walk_start(const uint8_t *bytes, size_t size, uint32_t rice, uint32_t n_weights) {
+    fs_walk walk = {bytes, bytes + size, 0, 0, rice, n_weights, -1};
+    return walk;
+}
+
+/* At least 32 bits, if there are as many left. */
+static inline void fs_walk_fill(fs_walk *walk) {
+    const uint8_t *p = walk->next;
+    if (walk->have >= 32) return;
+    if (walk->end - p >= 4) {
+        const uint32_t four = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+        walk->bits |= (uint64_t)four << walk->have;
+        walk->have += 32, walk->next += 4;
+        return;
+    }
+    for (; walk->next < walk->end; walk->have += 8) walk->bits |= (uint64_t)*walk->next++ << walk->have;
+}
+
+/* 1 and the next live weight's index, or 0 at the end (or at damage: then walk->left is not 0). */
+static inline int fs_walk_next(fs_walk *walk) {
+    if (!walk->left) return 0;
+    uint64_t gap = 0;
+    if (walk->rice != FS_DENSE) {
+        for (fs_walk_fill(walk); !walk->bits; fs_walk_fill(walk)) {
+            gap += walk->have, walk->have = 0;
+            if (walk->next == walk->end) return 0;
+        }
+        const uint32_t zeros = (uint32_t)__builtin_ctzll(walk->bits);
+        walk->bits = walk->bits >> zeros >> 1, walk->have -= zeros + 1;
+        gap = (gap + zeros) << walk->rice;
+        if (walk->have < walk->rice) fs_walk_fill(walk);
+        if (walk->have < walk->rice) return 0;
+        gap |= walk->bits & ((1u << walk->rice) - 1);
+        walk->bits >>= walk->rice, walk->have -= walk->rice;
+    }
+    walk->index += (int64_t)gap + 1;
+    walk->left--;
+    return 1;
+}
+
+void fs_read_op(const fs_program *program, uint32_t number, fs_op *op);
+const uint8_t *fs_structure(const fs_program *program);
+static inline const uint8_t *fs_structure_end(const fs_program *program) { return program->bytes + program->size; }
+int fs_slide(uint32_t size, uint32_t kernel, uint32_t stride, uint32_t padding, uint32_t *out);
+/* One micro-kernel call: `m` (1 or 4) results, each of `rows` (1 or 2) rows of `n` vectors.
+ * result[r][y][i] = act(bias[r] + sum over taps t of weights[t * m + r] * in[offsets[t] + y * in_row + i * in_step]) */
+typedef struct {
+    const int32_t *offsets;
+    const float *weights;
+    const float *bias; /* m numbers */
+    uint32_t taps;
+    uint32_t act;
+    const float *in;
+    ptrdiff_t in_step;  /* from one vector (or number, for `scalar`) to the next */
+    ptrdiff_t out_step;
+    ptrdiff_t in_row, out_row; /* from one row to the next */
+    size_t n;
+    uint32_t rows;
+    float *out[4];
+} fs_run;
+
+/* `windows` windows of rows x columns positions, `stride` positions apart. */
+typedef struct {
+    uint32_t rows, columns, stride, windows, lanes;
+    int max;
+    float factor; /* of the sum, where it is not the maximum */
+} fs_pooling;
+
+/* The inner loops, compiled once for each instruction set. */
+typedef struct {
+    const char *name;
+    uint32_t width;                 /* floats of a vector */
+    void (*run1)(const fs_run *);   /* one result, one or two rows: vectors */
+    void (*run4)(const fs_run *);   /* four results sharing their input, one row: vectors */
+    void (*scalar)(const fs_run *); /* one result, one row: single numbers, any step */
+    void (*pixels)(float *out, const uint8_t *in, size_t n, float scale, float shift);
+    void (*pool)(float *out, const float *const *rows, const fs_pooling *pooling);
+    void (*sums)(const float *in, size_t n, uint32_t lanes, double *sum, double *square);
+    void (*affine)(float *data, size_t n, uint32_t lanes, const float *a, const float *b, uint32_t act);
+    void (*add)(float *out, const float *a, const float *b, size_t n, uint32_t act);
+    void (*act)(float *out, const float *in, size_t n, uint32_t act);
+    /* z for coordinates start .. start + n - 1; start is a multiple of 128 */
+    void (*direction)(float *z, uint64_t seed, const uint32_t counter[3], uint32_t kind, uint32_t start, size_t n);
+    /* out = values + factor * z, for n numbers */
+    void (*axpy)(float *out, const float *values, const float *z, size_t n, float factor);
+    void (*sgd)(float *values, float *momentum, const float *gradient, size_t n, float lr, float mu, float decay);
+    void (*adam)(float *values, float *m, float *v, const float *gradient, size_t n, const float *constants);
+} fs_isa;
+
+const fs_isa *fs_best_isa(void);
+extern const fs_isa fs_plain;
+#if defined(__x86_64__)
+extern const fs_isa fs_avx2, fs_avx512;
+#endif
+
+double fs_exp(double x); /* x <= 0 */
+double fs_log(double x); /* x > 0, normal */
+float fs_sqrt(float x); /* correctly rounded, for processors without the instruction */
+
+#endif

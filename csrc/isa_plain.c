@@ -1,0 +1,5 @@
+/* The inner loops in plain C: any processor. */
+#define TARGET
+#include "kernels.inl"
+
+const fs_isa fs_plain = {"plain", 0, 0, 0, scalar, pixels, pool, sums, affine, add, act_row, direction, axpy, sgd, adam};

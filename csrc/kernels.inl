@@ -1,0 +1,396 @@
+/* The inner loops, written once and compiled for each instruction set by isa_*.c, which define
+ *
+ *     TARGET      the function attribute that switches the instruction set on
+ *     VEC, WIDTH  a vector and how many floats it holds; v_load, v_store, v_set1, v_fma, v_max, v_min, v_mul, v_add
+ *     IVEC        a vector of as many 32-bit integers; i_load, i_store, i_set1, i_xor, i_mullo, i_mulhi
+ *     REGISTERS   results that stay in registers
+ *     TILE1       the most of them that one row is cut into
+ *
+ * Only v_fma fuses; everything else is compiled with contraction off, so that all instruction sets give
+ * the same bits. */
+#include "internal.h"
+
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+#ifdef VEC
+
+INLINE VEC activate(VEC x, uint32_t act) {
+    const VEC zero = v_set1(0.0f);
+    if (act == FS_ACT_RELU) return v_max(zero, x);
+    if (act == FS_ACT_HARDSWISH)
+        return v_mul(v_mul(x, v_min(v_set1(6.0f), v_max(zero, v_add(x, v_set1(3.0f))))), v_set1(1.0f / 6.0f));
+    return x;
+}
+
+/* M results of ROWS x X vectors each, all in registers while the taps go by. With M = 4 every input vector
+ * that is loaded serves four fused multiply-adds, so the multipliers, not the loads, are the limit; with
+ * M = 1 two rows share the reading of the tap list. */
+INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size_t first, ptrdiff_t in_step) {
+    VEC acc[4][2][TILE1];
+    const float *in = r->in + (ptrdiff_t)first * in_step;
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 2
+        for (int y = 0; y < ROWS; y++)
+#pragma GCC unroll 16
+            for (int x = 0; x < X; x++) acc[m][y][x] = v_set1(r->bias[m]);
+    const int32_t *offset = r->offsets;
+    const float *weight = r->weights;
+    const ptrdiff_t in_row = r->in_row;
+    for (const int32_t *end = offset + r->taps; offset < end; offset++, weight += M) {
+        const float *p = in + *offset;
+        VEC w[4];
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) w[m] = v_set1(weight[m]);
+#pragma GCC unroll 2
+        for (int y = 0; y < ROWS; y++)
+#pragma GCC unroll 16
+            for (int x = 0; x < X; x++) {
+                const VEC v = v_load(p + y * in_row + x * in_step);
+#pragma GCC unroll 4
+                for (int m = 0; m < M; m++) acc[m][y][x] = v_fma(w[m], v, acc[m][y][x]);
+            }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 2
+        for (int y = 0; y < ROWS; y++)
+#pragma GCC unroll 16
+            for (int x = 0; x < X; x++)
+                v_store(r->out[m] + y * r->out_row + (ptrdiff_t)(first + (size_t)x) * r->out_step,
+                        activate(acc[m][y][x], r->act));
+}
+
+/* The size of a tile must be known when it is compiled: one copy for each. */
+INLINE void sized_tile(const fs_run *r, const int M, const int ROWS, size_t n, size_t first, ptrdiff_t step) {
+    switch (n) {
+    case 1: tile(r, M, ROWS, 1, first, step); break;
+    case 2: tile(r, M, ROWS, 2, first, step); break;
+    case 3: tile(r, M, ROWS, 3, first, step); break;
+    case 4: if (M * ROWS * 4 <= REGISTERS) tile(r, M, ROWS, 4, first, step); break;
+    case 5: if (M * ROWS * 5 <= REGISTERS) tile(r, M, ROWS, 5, first, step); break;
+    case 6: if (M * ROWS * 6 <= REGISTERS) tile(r, M, ROWS, 6, first, step); break;
+    case 7: if (M * ROWS * 7 <= REGISTERS) tile(r, M, ROWS, 7, first, step); break;
+    case 8: if (M * ROWS * 8 <= REGISTERS) tile(r, M, ROWS, 8, first, step); break;
+    case 9: if (M * ROWS * 9 <= REGISTERS) tile(r, M, ROWS, 9, first, step); break;
+    case 10: if (M * ROWS * 10 <= REGISTERS) tile(r, M, ROWS, 10, first, step); break;
+    case 11: if (M * ROWS * 11 <= REGISTERS) tile(r, M, ROWS, 11, first, step); break;
+    case 12: if (M * ROWS * 12 <= REGISTERS) tile(r, M, ROWS, 12, first, step); break;
+    case 13: if (M * ROWS * 13 <= REGISTERS) tile(r, M, ROWS, 13, first, step); break;
+    case 14: if (M * ROWS * 14 <= REGISTERS) tile(r, M, ROWS, 14, first, step); break;
+    }
+}
+
+/* Rows are cut into tiles of nearly equal length: 28 vectors make 14 + 14; steps known when it is compiled
+ * save address arithmetic. */
+INLINE void tiles(const fs_run *r, const int M, const int ROWS, const size_t most) {
+    const size_t n = (r->n + most - 1) / most;
+    for (size_t t = 0; t < n; t++) {
+        const size_t first = r->n * t / n, size = r->n * (t + 1) / n - first;
+        if (r->in_step == FS_MAX_LANES) sized_tile(r, M, ROWS, size, first, FS_MAX_LANES);
+        else sized_tile(r, M, ROWS, size, first, r->in_step);
+    }
+}
+
+TARGET static void run1(const fs_run *r) {
+    if (r->rows == 2) tiles(r, 1, 2, REGISTERS / 2);
+    else tiles(r, 1, 1, TILE1);
+}
+
+TARGET static void run4(const fs_run *r) { tiles(r, 4, 1, REGISTERS / 4); }
+
+#endif
+
+INLINE float fused(float a, float b, float c) {
+#if defined(VEC) || defined(__FP_FAST_FMAF)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE float activate1(float x, uint32_t act) {
+    if (act == FS_ACT_RELU) return x < 0.0f ? 0.0f : x;
+    if (act == FS_ACT_HARDSWISH) {
+        float t = x + 3.0f;
+        t = t < 0.0f ? 0.0f : t;
+        t = t > 6.0f ? 6.0f : t;
+        return x * t * (1.0f / 6.0f);
+    }
+    return x;
+}
+
+INLINE void some(const fs_run *r, const int X, size_t first, const ptrdiff_t in_step) {
+    float acc[8];
+    const float *in = r->in + (ptrdiff_t)first * in_step;
+    for (int x = 0; x < X; x++) acc[x] = r->bias[0];
+    for (uint32_t t = 0; t < r->taps; t++) {
+        const float *p = in + r->offsets[t];
+        const float w = r->weights[t];
+#pragma GCC unroll 8
+        for (int x = 0; x < X; x++) acc[x] = fused(w, p[x * in_step], acc[x]);
+    }
+    for (int x = 0; x < X; x++) r->out[0][(ptrdiff_t)(first + (size_t)x) * r->out_step] = activate1(acc[x], r->act);
+}
+
+/* Eight numbers at a time in registers; this is the kernel of a microcontroller. */
+TARGET static void scalar(const fs_run *r) {
+    size_t i = 0;
+    if (r->in_step == 1)
+        for (; i + 8 <= r->n; i += 8) some(r, 8, i, 1);
+    for (; i + 8 <= r->n; i += 8) some(r, 8, i, r->in_step);
+    for (; i < r->n; i++) some(r, 1, i, r->in_step);
+}
+
+TARGET static void pixels(float *out, const uint8_t *in, size_t n, float scale, float shift) {
+    for (size_t i = 0; i < n; i++) out[i] = (float)in[i] * scale + shift;
+}
+
+#ifdef VEC
+
+/* Windows of WIDTH lanes; `part` is the first lane. */
+INLINE void pool_vectors(float *out, const float *const *rows, const fs_pooling *p, const uint32_t n_rows,
+                         const uint32_t columns, const int max) {
+    for (uint32_t part = 0; part < p->lanes; part += WIDTH)
+        for (uint32_t i = 0; i < p->windows; i++) {
+            const size_t at = (size_t)i * p->stride * p->lanes + part;
+            VEC best = max ? v_load(rows[0] + at) : v_set1(0.0f);
+            for (uint32_t y = 0; y < n_rows; y++)
+                for (uint32_t x = 0; x < columns; x++) {
+                    const VEC v = v_load(rows[y] + at + (size_t)x * p->lanes);
+                    best = max ? v_max(v, best) : v_add(best, v);
+                }
+            v_store(out + (size_t)i * p->lanes + part, max ? best : v_mul(best, v_set1(p->factor)));
+        }
+}
+
+#endif
+
+INLINE void pool_numbers(float *out, const float *const *rows, const fs_pooling *p, const uint32_t lanes) {
+    for (uint32_t i = 0; i < p->windows; i++)
+        for (uint32_t l = 0; l < lanes; l++) {
+            const size_t at = (size_t)i * p->stride * lanes + l;
+            float best = p->max ? rows[0][at] : 0.0f;
+            for (uint32_t y = 0; y < p->rows; y++)
+                for (uint32_t x = 0; x < p->columns; x++) {
+                    const float v = rows[y][at + x * lanes];
+                    best = !p->max ? best + v : v > best ? v : best;
+                }
+            *out++ = p->max ? best : best * p->factor;
+        }
+}
+
+TARGET static void pool(float *out, const float *const *rows, const fs_pooling *p) {
+#ifdef VEC
+    if (p->lanes % WIDTH == 0) {
+        if (p->max && p->rows == 2 && p->columns == 2) pool_vectors(out, rows, p, 2, 2, 1);
+        else pool_vectors(out, rows, p, p->rows, p->columns, p->max);
+        return;
+    }
+#endif
+    if (p->lanes == 1) pool_numbers(out, rows, p, 1);
+    else pool_numbers(out, rows, p, p->lanes);
+}
+
+INLINE void sums_lanes(const float *in, size_t n, const uint32_t lanes, double *sum, double *square) {
+    double s[FS_MAX_LANES], q[FS_MAX_LANES];
+    for (uint32_t l = 0; l < lanes; l++) s[l] = sum[l], q[l] = square[l];
+    for (size_t i = 0; i < n; i++, in += lanes)
+        for (uint32_t l = 0; l < lanes; l++) {
+            const double x = in[l];
+            s[l] += x;
+            q[l] += x * x;
+        }
+    for (uint32_t l = 0; l < lanes; l++) sum[l] = s[l], square[l] = q[l];
+}
+
+TARGET static void sums(const float *in, size_t n, uint32_t lanes, double *sum, double *square) {
+    if (lanes == 16) sums_lanes(in, n, 16, sum, square);
+    else if (lanes == 8) sums_lanes(in, n, 8, sum, square);
+    else sums_lanes(in, n, lanes, sum, square);
+}
+
+INLINE void affine_lanes(float *data, size_t n, const uint32_t lanes, const float *a, const float *b, uint32_t act) {
+    for (size_t i = 0; i < n; i++, data += lanes)
+        for (uint32_t l = 0; l < lanes; l++) data[l] = activate1(data[l] * a[l] + b[l], act);
+}
+
+TARGET static void affine(float *data, size_t n, uint32_t lanes, const float *a, const float *b, uint32_t act) {
+    if (lanes == 16 && act == FS_ACT_RELU) affine_lanes(data, n, 16, a, b, FS_ACT_RELU);
+    else if (lanes == 16) affine_lanes(data, n, 16, a, b, act);
+    else if (lanes == 8) affine_lanes(data, n, 8, a, b, act);
+    else affine_lanes(data, n, lanes, a, b, act);
+}
+
+TARGET static void add(float *out, const float *a, const float *b, size_t n, uint32_t act) {
+    if (act == FS_ACT_RELU)
+        for (size_t i = 0; i < n; i++) out[i] = activate1(a[i] + b[i], FS_ACT_RELU);
+    else
+        for (size_t i = 0; i < n; i++) out[i] = activate1(a[i] + b[i], act);
+}
+
+TARGET static void act_row(float *out, const float *in, size_t n, uint32_t act) {
+    for (size_t i = 0; i < n; i++) out[i] = activate1(in[i], act);
+}
+
+/* ---- directions (docs/protocol.md) ---- */
+
+INLINE void philox_block(uint32_t words[4], uint64_t seed, const uint32_t counter[3], uint32_t block) {
+    const uint32_t whole[4] = {block, counter[0], counter[1], counter[2]};
+    fs_philox(whole, seed, words);
+}
+
+#ifdef VEC
+
+/* WIDTH blocks side by side: words[4 * i + j] is word j of block first + i. */
+INLINE void philox_blocks(uint32_t *words, uint64_t seed, const uint32_t counter[3], uint32_t first) {
+    uint32_t numbers[WIDTH], out[4][WIDTH];
+    for (uint32_t i = 0; i < WIDTH; i++) numbers[i] = first + i;
+    IVEC c0 = i_load(numbers), c1 = i_set1(counter[0]), c2 = i_set1(counter[1]), c3 = i_set1(counter[2]);
+    const IVEC m0 = i_set1(0xD2511F53u), m1 = i_set1(0xCD9E8D57u);
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        const IVEC high0 = i_mulhi(c0, m0), low0 = i_mullo(c0, m0), high1 = i_mulhi(c2, m1), low1 = i_mullo(c2, m1);
+        c0 = i_xor(i_xor(high1, c1), i_set1(k0));
+        c1 = low1;
+        c2 = i_xor(i_xor(high0, c3), i_set1(k1));
+        c3 = low0;
+    }
+    i_store(out[0], c0), i_store(out[1], c1), i_store(out[2], c2), i_store(out[3], c3);
+    for (int i = 0; i < WIDTH; i++)
+        for (int j = 0; j < 4; j++) words[4 * i + j] = out[j][i];
+}
+
+#endif
+
+INLINE float root(float x) {
+#if defined(VEC) || defined(__aarch64__) || defined(__SSE2__) || (defined(__ARM_FP) && __ARM_FP & 4)
+    return __builtin_sqrtf(x);
+#else
+    return fs_sqrt(x);
+#endif
+}
+
+/* A normal is above / below, by one rational function in the middle and another in the tails. */
+typedef struct {
+    float above, below;
+} quotient;
+
+INLINE quotient middle(float q) {
+    const float r = 0.180625f - q * q;
+    const float above = ((59.109374720f * r + 159.29113202f) * r + 50.434271938f) * r + 3.3871327179f;
+    const float below = ((67.187563600f * r + 78.757757664f) * r + 17.895169469f) * r + 1.0f;
+    const quotient z = {q * above, below};
+    return z;
+}
+
+INLINE quotient tail(int32_t s) {
+    /* The distance to the nearer end, 2^31 - 1 - s or 2^31 + s: both are s with its bits flipped as needed. */
+    const int32_t t = s ^ (s < 0 ? INT32_MIN : INT32_MAX);
+    const float p = ((float)t + 0.5f) * 0x1p-32f;
+    uint32_t bits;
+    memcpy(&bits, &p, 4);
+    const int32_t e = (int32_t)(bits - 0x3F3504F3u) >> 23;
+    bits -= (uint32_t)e << 23;
+    float m;
+    memcpy(&m, &bits, 4);
+    const float f = (m - 1.0f) / (m + 1.0f), g = f * f;
+    const float ln = (float)e * 0.69314718056f +
+                     f * ((((2.0f / 9 * g + 2.0f / 7) * g + 2.0f / 5) * g + 2.0f / 3) * g + 2.0f);
+    const float r = root(-ln) - 1.6f;
+    const float above = ((0.17023821103f * r + 1.3067284816f) * r + 2.7568153900f) * r + 1.4234372777f;
+    const quotient z = {s < 0 ? -above : above, (0.12021132975f * r + 0.73700164250f) * r + 1.0f};
+    return z;
+}
+
+INLINE float normal(uint32_t word) {
+    int32_t s;
+    memcpy(&s, &word, 4);
+    const float q = ((float)s + 0.5f) * 0x1p-32f;
+    const int is_middle = (q < 0 ? -q : q) <= 0.425f;
+#ifdef VEC
+    /* Both, then a choice, then one division: the loop becomes vectors. */
+    const quotient a = middle(q), b = tail(s);
+    return (is_middle ? a.above : b.above) / (is_middle ? a.below : b.below);
+#else
+    const quotient z = is_middle ? middle(q) : tail(s);
+    return z.above / z.below;
+#endif
+}
+
+TARGET static void gaussian(float *z, uint64_t seed, const uint32_t counter[3], uint32_t start, size_t n) {
+    uint32_t block = start / 4;
+#ifdef VEC
+    for (uint32_t words[4 * WIDTH]; n >= 4 * WIDTH; n -= 4 * WIDTH, z += 4 * WIDTH, block += WIDTH) {
+        philox_blocks(words, seed, counter, block);
+        for (int i = 0; i < 4 * WIDTH; i++) z[i] = normal(words[i]);
+    }
+#endif
+    for (uint32_t words[4]; n; block++) {
+        const size_t here = n < 4 ? n : 4;
+        philox_block(words, seed, counter, block);
+        for (size_t i = 0; i < here; i++) z[i] = normal(words[i]);
+        n -= here, z += here;
+    }
+}
+
+INLINE void signs(float *z, uint32_t word, size_t n) {
+    float all[32];
+    for (uint32_t j = 0; j < 32; j++) all[j] = 1.0f - 2.0f * (float)(int32_t)(word >> j & 1);
+    memcpy(z, all, n * sizeof *z);
+}
+
+TARGET static void rademacher(float *z, uint64_t seed, const uint32_t counter[3], uint32_t start, size_t n) {
+    uint32_t block = start / 128;
+#ifdef VEC
+    for (uint32_t words[4 * WIDTH]; n >= 128 * WIDTH; n -= 128 * WIDTH, z += 128 * WIDTH, block += WIDTH) {
+        philox_blocks(words, seed, counter, block);
+        for (int i = 0; i < 4 * WIDTH; i++) signs(z + 32 * i, words[i], 32);
+    }
+#endif
+    for (uint32_t words[4]; n; block++) {
+        philox_block(words, seed, counter, block);
+        for (int i = 0; i < 4 && n; i++) {
+            const size_t here = n < 32 ? n : 32;
+            signs(z, words[i], here);
+            n -= here, z += here;
+        }
+    }
+}
+
+TARGET static void direction(float *z, uint64_t seed, const uint32_t counter[3], uint32_t kind, uint32_t start,
+                             size_t n) {
+    if (kind == FS_RADEMACHER) rademacher(z, seed, counter, start, n);
+    else gaussian(z, seed, counter, start, n);
+}
+
+TARGET static void axpy(float *out, const float *values, const float *z, size_t n, float factor) {
+    for (size_t i = 0; i < n; i++) out[i] = values[i] + factor * z[i];
+}
+
+TARGET static void sgd(float *values, float *momentum, const float *gradient, size_t n, float lr, float mu,
+                       float decay) {
+    if (!momentum) {
+        for (size_t i = 0; i < n; i++) values[i] = values[i] - lr * (gradient[i] + decay * values[i]);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const float d = gradient[i] + decay * values[i];
+        momentum[i] = mu * momentum[i] + d;
+        values[i] = values[i] - lr * momentum[i];
+    }
+}
+
+/* constants: lr, beta1, beta2, eps, decay, k1, k2 */
+TARGET static void adam(float *values, float *m, float *v, const float *gradient, size_t n, const float *constants) {
+    const float lr = constants[0], beta1 = constants[1], beta2 = constants[2], eps = constants[3];
+    const float decay = constants[4], k1 = constants[5], k2 = constants[6];
+    for (size_t i = 0; i < n; i++) {
+        const float d = gradient[i] + decay * values[i];
+        m[i] = beta1 * m[i] + (1.0f - beta1) * d;
+        v[i] = beta2 * v[i] + (1.0f - beta2) * d * d;
+        values[i] = values[i] - lr * (m[i] * k1) / (root(v[i] * k2) + eps);
+    }
+}

@@ -1,0 +1,229 @@
+/* Planning: where every tensor lies, by liveness, and how many bytes that takes. */
+#include "engine.h"
+
+#include <string.h>
+
+/* Sizes of the arena's parts, in bytes, and what the engine must know to find them. */
+typedef struct {
+    fs_place places[FS_MAX_OPS + 1];
+    fs_step steps[FS_MAX_OPS];
+    uint16_t root[FS_MAX_OPS + 1], born[FS_MAX_OPS + 1], dies[FS_MAX_OPS + 1];
+    uint32_t lanes, blocks, streamed, wide;
+    uint32_t row_capacity, rows_in_flight, window_height, window_row;
+    uint64_t block_floats;
+    uint64_t taps, slots, weights, row_values, perturbed, rows, window, pixels, activations;
+} draft;
+
+static uint64_t align(uint64_t bytes) { return (bytes + FS_ALIGN - 1) / FS_ALIGN * FS_ALIGN; }
+static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* The image is streamed when only op 0 reads it, and that is a conv. */
+static uint32_t is_streamed(const fs_program *program) {
+    fs_op op;
+    for (uint32_t i = 0; i < program->n_ops; i++) {
+        fs_read_op(program, i, &op);
+        if (i ? op.a == 0 || (op.kind == FS_ADD && op.b == 0) : op.kind != FS_CONV) return 0;
+    }
+    return 1;
+}
+
+static uint32_t structure_bytes(const fs_program *program, const fs_op *op, uint32_t at) {
+    const uint8_t *bytes = fs_structure(program) + at;
+    fs_walk walk = fs_walk_start(bytes, (size_t)(fs_structure_end(program) - bytes), op->rice, op->n_weights);
+    while (fs_walk_next(&walk)) {}
+    return (uint32_t)(walk.next - bytes) - walk.have / 8;
+}
+
+/* Shapes, lifetimes, borders, and who works in place on whom. */
+static void draft_tensors(const fs_program *program, draft *d) {
+    const uint32_t n = program->n_ops;
+    fs_step at = {0, 0, 0};
+    fs_op op;
+    for (uint32_t t = 0; t <= n; t++) d->dies[t] = d->born[t] = (uint16_t)(t ? t - 1 : 0);
+    d->dies[n] = (uint16_t)n;
+    for (uint32_t i = 0; i < n; i++) {
+        fs_read_op(program, i, &op);
+        if (op.a < n) d->dies[op.a] = (uint16_t)i;
+        if (op.kind == FS_ADD && op.b < n) d->dies[op.b] = (uint16_t)i;
+    }
+    d->places[0].c = (uint16_t)program->channels;
+    d->places[0].h = (uint16_t)program->height, d->places[0].w = (uint16_t)program->width;
+    d->places[0].fresh = 1, d->root[0] = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        fs_read_op(program, i, &op);
+        fs_size s = {d->places[op.a].c, d->places[op.a].h, d->places[op.a].w};
+        d->steps[i] = at;
+        d->root[i + 1] = (uint16_t)(i + 1);
+        if (op.kind == FS_CONV) {
+            at.structure += structure_bytes(program, &op, at.structure);
+            at.values += op.n_weights + (op.flags & 1 ? op.channels : 0);
+            fs_place *in = &d->places[d->root[op.a]];
+            in->border_h = (uint16_t)larger(in->border_h, op.window.ph);
+            in->border_w = (uint16_t)larger(in->border_w, op.window.pw);
+            s.c = op.channels;
+            fs_slide(s.h, op.window.kh, op.window.sh, op.window.ph, &s.h);
+            fs_slide(s.w, op.window.kw, op.window.sw, op.window.pw, &s.w);
+        } else if (op.kind == FS_NORM) {
+            at.values += op.flags & 1 ? 2 * s.c : 0;
+            at.stats += op.groups ? 0 : 2 * s.c;
+        }
+        if (op.pool) {
+            fs_slide(s.h, op.pooling.kh, op.pooling.sh, op.pooling.ph, &s.h);
+            fs_slide(s.w, op.pooling.kw, op.pooling.sw, op.pooling.pw, &s.w);
+        } else if (op.kind != FS_CONV) {
+            const uint32_t host = d->dies[op.a] == i ? op.a : op.kind == FS_ADD && d->dies[op.b] == i ? op.b : n;
+            if (host < n && (host || !d->streamed)) d->root[i + 1] = d->root[host];
+        }
+        fs_place *p = &d->places[i + 1];
+        p->c = (uint16_t)s.c, p->h = (uint16_t)s.h, p->w = (uint16_t)s.w;
+        p->fresh = d->root[i + 1] == i + 1;
+    }
+    /* A root lives as long as anyone who works in its place. */
+    for (uint32_t t = 0; t <= n; t++)
+        if (d->dies[t] > d->dies[d->root[t]]) d->dies[d->root[t]] = d->dies[t];
+}
+
+/* First fit, in order of birth: the lowest offset where no tensor that lives at the same time lies. */
+static int place_tensors(const fs_program *program, draft *d) {
+    uint64_t top = 0;
+    for (uint32_t t = d->streamed; t <= program->n_ops; t++) {
+        fs_place *p = &d->places[t];
+        if (d->root[t] != t) {
+            const fs_place *host = &d->places[d->root[t]];
+            p->offset = host->offset, p->border_h = host->border_h, p->border_w = host->border_w;
+            continue;
+        }
+        const uint64_t size = fs_place_positions(p);
+        uint64_t offset = 0;
+        for (uint32_t other = d->streamed; other < t; other++) {
+            const fs_place *q = &d->places[other];
+            if (d->root[other] != other || d->dies[other] < d->born[t] || d->dies[t] < d->born[other]) continue;
+            if (offset < q->offset + fs_place_positions(q) && q->offset < offset + size) {
+                offset = q->offset + fs_place_positions(q);
+                other = d->streamed - 1; /* it may now meet one that was passed: look at all again */
+            }
+        }
+        if (offset + size > UINT32_MAX / (4 * FS_MAX_LANES)) return 0; /* offsets of taps are 32 bits */
+        p->offset = (uint32_t)offset;
+        if (offset + size > top) top = offset + size;
+    }
+    d->block_floats = align(4 * top * d->lanes) / 4;
+    return 1;
+}
+
+/* Rows in flight, the window on the image, tap lists. */
+static void draft_buffers(const fs_program *program, const fs_config *config, draft *d) {
+    uint32_t in_flight = 2, widest = 0;
+    fs_op op;
+    for (uint32_t i = 0; i < program->n_ops; i++) {
+        fs_read_op(program, i, &op);
+        if (op.kind != FS_CONV) continue;
+        uint32_t width = 0;
+        fs_slide(d->places[op.a].w, op.window.kw, op.window.sw, op.window.pw, &width);
+        widest = larger(widest, width);
+        if (op.pool) in_flight = larger(in_flight, op.pooling.kh + 1u); /* rows come in pairs */
+        if (i == 0 && d->streamed) {
+            const uint32_t height = program->height + 2 * op.window.ph;
+            /* A few rows more than the kernel (two results at least), so that they seldom move. */
+            const uint32_t lean = op.window.kh + larger(op.window.sh, 3);
+            d->window_height = d->lanes > 1 || height < lean ? height : lean;
+            d->window_row = (program->width + 2 * op.window.pw) * d->lanes;
+        }
+    }
+    const uint64_t results = d->wide ? 4 : 1;
+    d->row_capacity = (widest * d->lanes + FS_MAX_LANES - 1) / FS_MAX_LANES * FS_MAX_LANES;
+    d->rows_in_flight = in_flight;
+    d->rows = align(4 * results * in_flight * (uint64_t)d->row_capacity);
+    d->window = align(4ull * program->channels * d->window_height * d->window_row);
+    d->pixels = d->lanes > 1 ? align((uint64_t)program->channels * program->height * program->width * d->lanes) : 0;
+    d->taps = align(4ull * (d->wide ? program->max_row : program->max_taps));
+    d->slots = d->wide ? align(16ull * program->max_taps) : 0;
+    d->weights = d->wide ? align(16ull * program->max_row) : 0;
+    d->row_values = config->by_row ? align(4ull * results * larger(program->max_taps, 1)) : 0;
+    d->perturbed = config->by_row ? 0 : config->directions * align(4ull * program->n_live);
+    /* Vectors may read, never use, up to a vector beyond the last row. */
+    d->activations = 4 * d->block_floats * d->blocks * config->directions + 4 * FS_MAX_LANES;
+}
+
+static fs_status make_draft(const fs_program *program, const fs_config *config, draft *d) {
+    const uint32_t lanes = config->lanes ? config->lanes : config->batch < FS_MAX_LANES ? 1 : FS_MAX_LANES;
+    if (!config->batch || config->batch > 1u << 20 || !config->directions || config->directions > 1u << 16)
+        return FS_BAD_CONFIG;
+    if (lanes > FS_MAX_LANES || lanes & (lanes - 1)) return FS_BAD_CONFIG;
+    if (config->by_row > 1 || (config->by_row && config->directions != 1)) return FS_BAD_CONFIG;
+    memset(d, 0, sizeof *d);
+    d->lanes = lanes;
+    d->blocks = (config->batch + lanes - 1) / lanes;
+    d->wide = fs_best_isa()->width && lanes >= fs_best_isa()->width;
+    d->streamed = is_streamed(program);
+    draft_tensors(program, d);
+    if (!place_tensors(program, d)) return FS_BAD_CONFIG;
+    draft_buffers(program, config, d);
+    if (d->window > INT32_MAX) return FS_BAD_CONFIG; /* likewise */
+    return FS_OK;
+}
+
+static uint64_t bookkeeping(const fs_program *program, const draft *d) {
+    return align(sizeof(fs_engine)) + align(sizeof(fs_place) * (program->n_ops + 1)) +
+           align(sizeof(fs_step) * program->n_ops) + d->taps + d->slots + d->weights + d->row_values;
+}
+
+static fs_status fill_plan(const fs_program *program, const draft *d, fs_plan *plan) {
+    const uint64_t activations = d->rows + d->activations, input = d->window + d->pixels;
+    const uint64_t total = bookkeeping(program, d) + d->perturbed + activations + input;
+    if (total > SIZE_MAX / 2) return FS_BAD_CONFIG;
+    plan->bookkeeping = (size_t)bookkeeping(program, d);
+    plan->perturbed = (size_t)d->perturbed;
+    plan->activations = (size_t)activations;
+    plan->input = (size_t)input;
+    plan->arena = (size_t)total;
+    plan->lanes = d->lanes;
+    return FS_OK;
+}
+
+fs_status fs_make_plan(const fs_program *program, const fs_config *config, fs_plan *plan) {
+    draft d;
+    const fs_status status = make_draft(program, config, &d);
+    return status ? status : fill_plan(program, &d, plan);
+}
+
+static void *take(uint8_t **at, uint64_t bytes) {
+    void *here = *at;
+    *at += align(bytes);
+    return here;
+}
+
+fs_status fs_start(fs_engine **engine, const fs_program *program, const fs_config *config, void *arena, size_t bytes) {
+    draft d;
+    fs_plan plan;
+    fs_status status = make_draft(program, config, &d);
+    if (status || (status = fill_plan(program, &d, &plan))) return status;
+    if (bytes < plan.arena || (uintptr_t)arena % FS_ALIGN) return FS_SMALL_ARENA;
+    uint8_t *at = arena;
+    fs_engine *e = take(&at, sizeof *e);
+    memset(e, 0, sizeof *e);
+    e->program = *program, e->config = *config, e->isa = fs_best_isa();
+    e->lanes = d.lanes, e->blocks = d.blocks, e->streamed = d.streamed;
+    e->row_capacity = d.row_capacity, e->rows_in_flight = d.rows_in_flight;
+    e->window_height = d.window_height, e->window_row = d.window_row;
+    e->block_floats = (size_t)d.block_floats;
+    e->places = take(&at, sizeof(fs_place) * (program->n_ops + 1));
+    e->steps = take(&at, sizeof(fs_step) * program->n_ops);
+    memcpy(e->places, d.places, sizeof(fs_place) * (program->n_ops + 1));
+    memcpy(e->steps, d.steps, sizeof(fs_step) * program->n_ops);
+    e->offsets = take(&at, d.taps);
+    e->slots = take(&at, d.slots);
+    e->weights = take(&at, d.weights);
+    e->row_values = take(&at, d.row_values);
+    e->perturbed = take(&at, d.perturbed);
+    e->rows = take(&at, d.rows);
+    e->window = take(&at, d.window);
+    e->pixels = take(&at, d.pixels);
+    e->activations = (float *)at;
+    e->arena_bytes = plan.arena;
+    e->high_water = (size_t)(at - (uint8_t *)arena);
+    *engine = e;
+    return FS_OK;
+}
+
+size_t fs_high_water(const fs_engine *engine) { return engine->high_water; }

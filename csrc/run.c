@@ -1,0 +1,291 @@
+/* The interpreter: ops in order over a batch, for all directions, then the losses. */
+#include "conv.h"
+
+#include <string.h>
+
+/* ---- ops other than conv ---- */
+
+static void zero_border(const fs_engine *e, const fs_place *p, float *tensor) {
+    const size_t row = fs_row_floats(p, e->lanes), side = (size_t)p->border_w * e->lanes;
+    for (uint32_t c = 0; c < p->c; c++) {
+        float *channel = tensor + c * fs_channel_floats(p, e->lanes);
+        memset(channel, 0, 4 * p->border_h * row);
+        memset(channel + (p->border_h + (size_t)p->h) * row, 0, 4 * p->border_h * row);
+        for (uint32_t y = 0; side && y < p->h; y++) {
+            float *at = channel + (p->border_h + (size_t)y) * row;
+            memset(at, 0, 4 * side);
+            memset(at + row - side, 0, 4 * side);
+        }
+    }
+}
+
+static void zero_borders(const fs_engine *e, const fs_place *p, const fs_batch *batch) {
+    if (!p->fresh || !(p->border_h | p->border_w)) return;
+    for (uint32_t d = 0; d < batch->directions; d++)
+        for (uint32_t b = 0; b < batch->blocks; b++) zero_border(e, p, fs_tensor(e, p, d, b));
+}
+
+static void materialise_image(fs_engine *e, const fs_batch *batch) {
+    const fs_place *p = &e->places[0];
+    zero_borders(e, p, batch);
+    for (uint32_t b = 0; b < batch->blocks; b++) {
+        fs_load_block(e, batch, b);
+        for (uint32_t d = 0; d < batch->directions; d++)
+            for (uint32_t c = 0; c < p->c; c++)
+                for (uint32_t y = 0; y < p->h; y++)
+                    fs_load_row(e, batch, b, c, y, fs_row(e, p, fs_tensor(e, p, d, b), c, y));
+    }
+}
+
+static void pool_op(const fs_engine *e, const fs_op *op, const fs_place *in, const fs_place *out, uint32_t d, uint32_t b) {
+    float *from = fs_tensor(e, in, d, b), *to = fs_tensor(e, out, d, b);
+    for (uint32_t c = 0; c < out->c; c++)
+        for (uint32_t y = 0; y < out->h; y++)
+            fs_pool_row(e, op, fs_row(e, out, to, c, y), fs_row(e, in, from, c, 0), fs_row_floats(in, e->lanes), in->h,
+                        in->h, in->w, y, out->w);
+}
+
+/* add and act: row by row, since two tensors may have different borders. */
+static void row_op(const fs_engine *e, const fs_op *op, const fs_place *out, uint32_t d, uint32_t b) {
+    const fs_place *pa = &e->places[op->a], *pb = &e->places[op->b];
+    float *a = fs_tensor(e, pa, d, b), *second = fs_tensor(e, pb, d, b), *to = fs_tensor(e, out, d, b);
+    const size_t n = (size_t)out->w * e->lanes;
+    for (uint32_t c = 0; c < out->c; c++)
+        for (uint32_t y = 0; y < out->h; y++) {
+            float *row = fs_row(e, out, to, c, y);
+            if (op->kind == FS_ADD) e->isa->add(row, fs_row(e, pa, a, c, y), fs_row(e, pb, second, c, y), n, op->act);
+            else e->isa->act(row, fs_row(e, pa, a, c, y), n, op->act);
+        }
+}
+
+typedef struct {
+    double sum[FS_MAX_LANES], square[FS_MAX_LANES];
+} moments;
+
+static void channel_moments(const fs_engine *e, const fs_place *p, float *tensor, uint32_t c, moments *m) {
+    for (uint32_t y = 0; y < p->h; y++) e->isa->sums(fs_row(e, p, tensor, c, y), p->w, e->lanes, m->sum, m->square);
+}
+
+/* y = x * a + b for one channel, with one mean and variance per lane. */
+static void normalise(fs_engine *e, const fs_op *op, const fs_place *p, float *tensor, uint32_t d, uint32_t number,
+                      uint32_t c, const float *mean, const float *variance) {
+    float a[FS_MAX_LANES], b[FS_MAX_LANES];
+    float gamma = 1.0f, beta = 0.0f;
+    if (op->flags & 1) {
+        gamma = *fs_parameters(e, d, e->steps[number].values + c, 1);
+        beta = *fs_parameters(e, d, e->steps[number].values + p->c + c, 1);
+    }
+    for (uint32_t l = 0; l < e->lanes; l++) {
+        a[l] = gamma / fs_sqrt(variance[l] + op->eps);
+        b[l] = beta - mean[l] * a[l];
+    }
+    for (uint32_t y = 0; y < p->h; y++) e->isa->affine(fs_row(e, p, tensor, c, y), p->w, e->lanes, a, b, op->act);
+}
+
+static void set_moments(double sum, double square, double n, float *mean, float *variance) {
+    const double m = sum / n, v = square / n - m * m;
+    *mean = (float)m;
+    *variance = v > 0 ? (float)v : 0.0f;
+}
+
+static void group_norm(fs_engine *e, const fs_op *op, const fs_place *p, uint32_t d, uint32_t block, uint32_t number) {
+    float *tensor = fs_tensor(e, p, d, block);
+    const uint32_t channels = p->c / op->groups;
+    for (uint32_t group = 0; group < op->groups; group++) {
+        moments m = {{0}, {0}};
+        float mean[FS_MAX_LANES], variance[FS_MAX_LANES];
+        for (uint32_t c = 0; c < channels; c++) channel_moments(e, p, tensor, group * channels + c, &m);
+        for (uint32_t l = 0; l < e->lanes; l++)
+            set_moments(m.sum[l], m.square[l], (double)channels * p->h * p->w, &mean[l], &variance[l]);
+        for (uint32_t c = 0; c < channels; c++)
+            normalise(e, op, p, tensor, d, number, group * channels + c, mean, variance);
+    }
+}
+
+/* Statistics of one channel over the batch: images' sums added in image order. */
+static void batch_moments(const fs_engine *e, const fs_place *p, const fs_batch *batch, uint32_t d, uint32_t c,
+                          float *mean, float *variance) {
+    double sum = 0, square = 0;
+    for (uint32_t block = 0; block < batch->blocks; block++) {
+        moments m = {{0}, {0}};
+        channel_moments(e, p, fs_tensor(e, p, d, block), c, &m);
+        for (uint32_t l = 0; l < e->lanes && block * e->lanes + l < batch->images; l++)
+            sum += m.sum[l], square += m.square[l];
+    }
+    set_moments(sum, square, (double)batch->images * p->h * p->w, mean, variance);
+}
+
+static void batch_norm(fs_engine *e, const fs_op *op, const fs_place *p, const fs_batch *batch, uint32_t d,
+                       uint32_t number) {
+    const uint32_t at = e->steps[number].stats;
+    for (uint32_t c = 0; c < p->c; c++) {
+        float mean[FS_MAX_LANES], variance[FS_MAX_LANES];
+        if (e->stats) mean[0] = e->stats[at + c], variance[0] = e->stats[at + p->c + c];
+        else batch_moments(e, p, batch, d, c, &mean[0], &variance[0]);
+        if (e->stats_out) {
+            const float share = (float)batch->images / (float)batch->samples->count;
+            e->stats_out[at + c] += share * mean[0];
+            e->stats_out[at + p->c + c] += share * variance[0];
+        }
+        for (uint32_t l = 1; l < e->lanes; l++) mean[l] = mean[0], variance[l] = variance[0];
+        for (uint32_t block = 0; block < batch->blocks; block++)
+            normalise(e, op, p, fs_tensor(e, p, d, block), d, number, c, mean, variance);
+    }
+}
+
+static void copy_tensor(const fs_engine *e, const fs_place *in, const fs_place *out, uint32_t d, uint32_t b) {
+    if (!out->fresh) return;
+    float *from = fs_tensor(e, in, d, b), *to = fs_tensor(e, out, d, b);
+    for (uint32_t c = 0; c < out->c; c++)
+        for (uint32_t y = 0; y < out->h; y++)
+            memcpy(fs_row(e, out, to, c, y), fs_row(e, in, from, c, y), 4 * (size_t)out->w * e->lanes);
+}
+
+static void norm_op(fs_engine *e, const fs_op *op, uint32_t number, const fs_batch *batch, uint32_t d) {
+    const fs_place *in = &e->places[op->a], *out = &e->places[number + 1];
+    for (uint32_t b = 0; b < batch->blocks; b++) copy_tensor(e, in, out, d, b);
+    if (!op->groups) batch_norm(e, op, out, batch, d, number);
+    else
+        for (uint32_t b = 0; b < batch->blocks; b++) group_norm(e, op, out, d, b, number);
+}
+
+/* ---- a batch ---- */
+
+static void note_high_water(fs_engine *e, const fs_place *p, const fs_batch *batch) {
+    const float *end = fs_tensor(e, p, batch->directions - 1, batch->blocks - 1) + fs_place_positions(p) * e->lanes;
+    const size_t bytes = (size_t)((const uint8_t *)end - (const uint8_t *)e);
+    if (bytes > e->high_water) e->high_water = bytes;
+}
+
+static void forward(fs_engine *e, const fs_batch *batch) {
+    if (!e->streamed) materialise_image(e, batch);
+    for (uint32_t i = 0; i < e->program.n_ops; i++) {
+        fs_op op;
+        fs_read_op(&e->program, i, &op);
+        const fs_place *in = &e->places[op.a], *out = &e->places[i + 1];
+        note_high_water(e, out, batch);
+        zero_borders(e, out, batch);
+        if (op.kind == FS_CONV) {
+            fs_conv(e, i, &op, batch);
+            continue;
+        }
+        for (uint32_t d = 0; d < batch->directions; d++) {
+            if (op.kind == FS_NORM) {
+                norm_op(e, &op, i, batch, d);
+                continue;
+            }
+            for (uint32_t b = 0; b < batch->blocks; b++) {
+                if (op.kind == FS_POOL) pool_op(e, &op, in, out, d, b);
+                else row_op(e, &op, out, d, b);
+            }
+        }
+    }
+}
+
+/* Where logit c of an image stands. */
+static const float *logit(const fs_engine *e, uint32_t d, uint32_t number, uint32_t c) {
+    const fs_place *p = &e->places[e->program.n_ops];
+    return fs_row(e, p, fs_tensor(e, p, d, number / e->lanes), c, 0) + number % e->lanes;
+}
+
+/* Cross-entropy of one image's logits, in float64. */
+static double cross_entropy(const fs_engine *e, uint32_t d, uint32_t number, uint32_t label, uint32_t *correct) {
+    float largest = *logit(e, d, number, 0);
+    uint32_t best = 0;
+    for (uint32_t c = 1; c < e->program.classes; c++)
+        if (*logit(e, d, number, c) > largest) largest = *logit(e, d, number, c), best = c;
+    double sum = 0;
+    for (uint32_t c = 0; c < e->program.classes; c++) sum += fs_exp((double)*logit(e, d, number, c) - largest);
+    *correct += best == label;
+    return fs_log(sum) - ((double)*logit(e, d, number, label) - largest);
+}
+
+static fs_status check_samples(const fs_engine *e, const fs_samples *samples) {
+    if (!samples->count) return FS_NO_SAMPLES;
+    for (uint32_t i = 0; i < samples->count; i++)
+        if (samples->labels[(size_t)i * samples->stride] >= e->program.classes) return FS_BAD_LABEL;
+    return FS_OK;
+}
+
+static fs_batch next_batch(const fs_engine *e, const fs_samples *samples, uint32_t first, uint32_t directions) {
+    const uint32_t left = samples->count - first;
+    fs_batch batch = {directions, left < e->config.batch ? left : e->config.batch, 0, samples, first};
+    batch.blocks = (batch.images + e->lanes - 1) / e->lanes;
+    return batch;
+}
+
+/* Sums of losses over all samples for `n` directions side by side. */
+static fs_status run(fs_engine *e, const fs_samples *samples, uint32_t n, double *losses, uint32_t *correct) {
+    for (uint32_t d = 0; d < n; d++) losses[d] = 0;
+    for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
+        const fs_batch batch = next_batch(e, samples, first, n);
+        forward(e, &batch);
+        for (uint32_t d = 0; d < n; d++)
+            for (uint32_t i = 0; i < batch.images; i++)
+                losses[d] += cross_entropy(e, d, i, samples->labels[(size_t)(first + i) * samples->stride], correct);
+    }
+    for (uint32_t d = 0; d < n; d++)
+        if (!(losses[d] - losses[d] == 0)) return FS_NOT_FINITE;
+    return FS_OK;
+}
+
+static void use(fs_engine *e, const float *values, size_t stride, const float *stats) {
+    e->values = values, e->values_stride = stride, e->stats = stats;
+    e->noise = NULL, e->stats_out = NULL;
+}
+
+fs_status fs_loss(fs_engine *e, const float *values, const float *stats, const fs_samples *samples, double *loss,
+                  uint32_t *correct) {
+    const fs_status status = check_samples(e, samples);
+    if (status) return status;
+    use(e, values, 0, stats);
+    *correct = 0;
+    return run(e, samples, 1, loss, correct);
+}
+
+fs_status fs_logits(fs_engine *e, const float *values, const float *stats, const fs_samples *samples, float *logits) {
+    if (!samples->count) return FS_NO_SAMPLES;
+    use(e, values, 0, stats);
+    for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
+        const fs_batch batch = next_batch(e, samples, first, 1);
+        forward(e, &batch);
+        for (uint32_t i = 0; i < batch.images; i++)
+            for (uint32_t c = 0; c < e->program.classes; c++) *logits++ = *logit(e, 0, i, c);
+    }
+    return FS_OK;
+}
+
+fs_status fs_batch_stats(fs_engine *e, const float *values, const fs_samples *samples, float *stats) {
+    if (!samples->count) return FS_NO_SAMPLES;
+    use(e, values, 0, NULL);
+    memset(stats, 0, 4 * (size_t)e->program.n_stats);
+    e->stats_out = stats;
+    for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
+        const fs_batch batch = next_batch(e, samples, first, 1);
+        forward(e, &batch);
+    }
+    return FS_OK;
+}
+
+fs_status fs_probe(fs_engine *e, const float *values, const float *stats, const fs_samples *samples,
+                   const fs_directions *directions, double *losses) {
+    fs_status status = check_samples(e, samples);
+    if (status) return status;
+    const size_t stride = ((size_t)e->program.n_live + FS_MAX_LANES - 1) / FS_MAX_LANES * FS_MAX_LANES;
+    for (uint32_t done = 0, n; done < directions->count; done += n) {
+        n = directions->count - done < e->config.directions ? directions->count - done : e->config.directions;
+        const uint32_t first = directions->first + done * directions->step;
+        uint32_t correct = 0;
+        if (e->config.by_row) {
+            use(e, values, 0, stats);
+            e->noise = directions, e->noise_k = first;
+        } else {
+            for (uint32_t d = 0; d < n; d++)
+                fs_perturb(directions, first + d * directions->step, 0, e->program.n_live, values,
+                           e->perturbed + d * stride);
+            use(e, e->perturbed, stride, stats);
+        }
+        if ((status = run(e, samples, n, losses + done, &correct))) return status;
+    }
+    return FS_OK;
+}

@@ -1,0 +1,331 @@
+"""The C engine (`csrc/`) for Python. Standard library and cffi only: a device loads this module."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from foreseed.engine._native import ffi, lib
+from foreseed.engine.errors import BudgetError, ForeseedError, ProgramError, SamplesError, ValuesError
+from foreseed.engine.program import Program
+from foreseed.engine.types import Buffer, Directions, Samples
+
+_KINDS = {"gaussian": lib.FS_GAUSSIAN, "rademacher": lib.FS_RADEMACHER}
+
+
+def isa() -> str:
+    """The instruction set that this machine runs: avx512, avx2 or plain."""
+    return str(ffi.string(lib.fs_isa_name()).decode())
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What running a program takes, to the byte, known before it runs."""
+
+    program: int
+    """Structure and ops; may lie in read-only memory."""
+    values: int
+    """The trainable numbers and the statistics."""
+    perturbed: int
+    """The perturbed copy of the values (one per direction run side by side)."""
+    activations: int
+    input: int
+    """Float rows of the image being read and its bytes."""
+    bookkeeping: int
+
+    @property
+    def total(self) -> int:
+        return self.program + self.values + self.perturbed + self.activations + self.input + self.bookkeeping
+
+
+class NativeEngine:
+    """Runs a program forward in one fixed piece of memory.
+
+    `batch` images are in memory at once and `directions` perturbed copies run side by side. With a
+    `memory_budget` (bytes, everything included) the largest batch up to `batch` that fits is taken; if not
+    even one image fits, weights are perturbed row by row as they are used, which needs no perturbed copy.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        batch: int = 32,
+        directions: int = 1,
+        memory_budget: int | None = None,
+        *,
+        lanes: int = 0,
+        by_row: bool = False,
+    ) -> None:
+        self.program = program
+        self._bytes = ffi.from_buffer(program.bytes)
+        self._program = ffi.new("fs_program *")
+        self._open()
+        config = (batch, lanes, directions, by_row)
+        if memory_budget is not None:
+            config = self._fit(batch, lanes, directions, memory_budget)
+        self.batch, _, self.directions, self.by_row = config
+        self.planned, arena, self.lanes = self._plan(config)
+        self._memory = bytearray(arena + 63)
+        start = ffi.cast("uintptr_t", ffi.from_buffer(self._memory))
+        self._arena = ffi.from_buffer(self._memory)[-int(start) % 64 : arena + 63]
+        handle = ffi.new("fs_engine **")
+        _check(lib.fs_start(handle, self._program, _config(config), self._arena, arena))
+        self._engine = handle[0]
+
+    @property
+    def planned_bytes(self) -> int:
+        """All the memory that this engine needs, program and values included."""
+        return self.planned.total
+
+    @property
+    def observed_bytes(self) -> int:
+        """What of it has been touched so far."""
+        fixed = self.planned.program + self.planned.values
+        return fixed + int(lib.fs_high_water(self._engine)) + self._image_in_place(self.lanes)
+
+    def loss(self, values: Buffer, samples: Samples, stats: Buffer | None = None) -> tuple[float, int]:
+        """The sum of the samples' losses, and how many were classified rightly."""
+        total, correct = ffi.new("double *"), ffi.new("uint32_t *")
+        with _Samples(self.program, samples) as s:
+            status = lib.fs_loss(self._engine, self._values(values), self._stats(stats), s, total, correct)
+        self._check(status, samples)
+        return total[0], correct[0]
+
+    def logits(self, values: Buffer, samples: Samples, stats: Buffer | None = None) -> array[float]:
+        """The logits of every sample, row by row."""
+        out = array("f", bytes(4 * samples.count * self.program.classes))
+        with _Samples(self.program, samples) as s:
+            status = lib.fs_logits(self._engine, self._values(values), self._stats(stats), s, _floats(out))
+        self._check(status, samples)
+        return out
+
+    def batch_stats(self, values: Buffer, samples: Samples) -> array[float]:
+        """The batch-norm layers' statistics over these samples: per layer the means, then the variances."""
+        out = array("f", bytes(4 * self.program.n_stats))
+        with _Samples(self.program, samples) as s:
+            status = lib.fs_batch_stats(self._engine, self._values(values), s, _floats(out))
+        self._check(status, samples)
+        return out
+
+    def probe(
+        self, values: Buffer, samples: Samples, directions: Directions, stats: Buffer | None = None
+    ) -> array[float]:
+        """The sum of the samples' losses along each direction."""
+        out = array("d", bytes(8 * directions.count))
+        with _Samples(self.program, samples) as s:
+            status = lib.fs_probe(
+                self._engine, self._values(values), self._stats(stats), s, _directions(directions),
+                ffi.from_buffer("double[]", out),
+            )  # fmt: skip
+        self._check(status, samples)
+        return out
+
+    def _open(self) -> None:
+        status = lib.fs_open(self._program, self._bytes, len(self.program.bytes))
+        if status:
+            raise ProgramError(
+                f"{_PROGRAM_FAULTS.get(status, 'the program cannot be run')}"
+                f"{f' (op {self._program.where})' if status in (lib.FS_BAD_OP, lib.FS_BAD_STRUCTURE) else ''}"
+                "; get the program again, or compile it anew"
+            )
+
+    def _plan(self, config: tuple[int, int, int, bool]) -> tuple[Planned, int, int]:
+        plan = ffi.new("fs_plan *")
+        _check(lib.fs_make_plan(self._program, _config(config), plan))
+        values = 4 * (self.program.n_live + self.program.n_stats)
+        image = self._image_in_place(plan.lanes)
+        return (
+            Planned(
+                len(self.program.bytes), values, plan.perturbed, plan.activations, plan.input + image, plan.bookkeeping
+            ),
+            plan.arena,
+            plan.lanes,
+        )
+
+    def _image_in_place(self, lanes: int) -> int:
+        # With several lanes the image's bytes are rearranged, and counted, in the arena.
+        return self.program.image_bytes if lanes == 1 else 0
+
+    def _fit(self, batch: int, lanes: int, directions: int, budget: int) -> tuple[int, int, int, bool]:
+        # The need grows with the batch, so the largest that fits is found by halving the interval.
+        low, high = 0, batch
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._plan((middle, lanes, directions, False))[0].total <= budget:
+                low = middle
+            else:
+                high = middle - 1
+        if low:
+            return low, lanes, directions, False
+        smallest = (1, 1, 1, True)
+        needed = self._plan(smallest)[0].total
+        if needed > budget:
+            raise BudgetError(
+                f"the program needs at least {needed} bytes, the budget is {budget}; prune it further or raise the budget",
+                needed,
+            )
+        return smallest
+
+    def _values(self, values: Buffer) -> Any:
+        return _numbers(values, self.program.n_live, "values")
+
+    def _stats(self, stats: Buffer | None) -> Any:
+        return ffi.NULL if stats is None else _numbers(stats, self.program.n_stats, "statistics")
+
+    def _check(self, status: int, samples: Samples) -> None:
+        if status == lib.FS_BAD_LABEL:
+            data = memoryview(samples.data).cast("B")
+            labels = (data[samples.label_offset + i * samples.stride] for i in range(samples.count))
+            at, label = next((i, x) for i, x in enumerate(labels) if x >= self.program.classes)
+            raise SamplesError(
+                f"sample {at} has label {label}, the program has {self.program.classes} classes (0 to "
+                f"{self.program.classes - 1}); check the shard"
+            )
+        _check(status)
+
+
+def philox(counter: tuple[int, int, int, int], seed: int) -> tuple[int, int, int, int]:
+    """One block of the generator behind the directions."""
+    words = ffi.new("uint32_t[4]")
+    lib.fs_philox(list(counter), seed, words)
+    return words[0], words[1], words[2], words[3]
+
+
+def direction(d: Directions, k: int, n: int, start: int = 0) -> array[float]:
+    """Coordinates start to start + n of direction k."""
+    out = array("f", bytes(4 * n))
+    lib.fs_direction(_directions(d), k, start, n, _floats(out))
+    return out
+
+
+def perturb(values: Buffer, d: Directions, k: int) -> array[float]:
+    """A copy of the values, moved by sigma along direction k."""
+    n = memoryview(values).nbytes // 4
+    out = array("f", bytes(4 * n))
+    lib.fs_perturb(_directions(d), k, 0, n, _floats(values), _floats(out))
+    return out
+
+
+def accumulate(gradient: Buffer, d: Directions, coefficients: Buffer, start: int = 0) -> None:
+    """Add every direction times its coefficient to (a range of) a gradient estimate, in place."""
+    given = memoryview(coefficients).nbytes // 4
+    if given != d.count:
+        raise ValuesError(f"{given} coefficients for {d.count} directions: expected one each")
+    n = memoryview(gradient).nbytes // 4
+    lib.fs_accumulate(_directions(d), _floats(coefficients), start, n, _floats(gradient))
+
+
+def sgd(values: Buffer, momentum: Buffer | None, gradient: Buffer, lr: float, mu: float, decay: float) -> None:
+    """One step of SGD with momentum and weight decay, in place."""
+    n = _same_length(values, gradient, *([] if momentum is None else [momentum]))
+    velocity = ffi.NULL if momentum is None else _floats(momentum)
+    lib.fs_sgd(_floats(values), velocity, _floats(gradient), n, lr, mu, decay)
+
+
+def adam(
+    values: Buffer,
+    m: Buffer,
+    v: Buffer,
+    gradient: Buffer,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    k1: float,
+    k2: float,
+) -> None:
+    """One step of Adam, in place; k1 and k2 are the bias corrections 1/(1 - beta^t)."""
+    n = _same_length(values, m, v, gradient)
+    lib.fs_adam(
+        _floats(values), _floats(m), _floats(v), _floats(gradient), n, lr, beta1, beta2, eps, decay, k1, k2
+    )  # fmt: skip
+
+
+_PROGRAM_FAULTS = {
+    lib.FS_BAD_MAGIC: "not a program",
+    lib.FS_BAD_VERSION: "the program is of a version from the future",
+    lib.FS_BAD_SIZE: "the program is truncated or padded",
+    lib.FS_BAD_HEADER: "the program's header contradicts its content",
+    lib.FS_BAD_OP: "an op of the program breaks the rules of the format",
+    lib.FS_BAD_STRUCTURE: "the sparse structure of an op is damaged",
+}
+
+
+def _check(status: int) -> None:
+    if status == lib.FS_NO_SAMPLES:
+        raise SamplesError("no samples given; expected at least one, check the shard")
+    if status == lib.FS_NOT_FINITE:
+        raise ValuesError("the loss is not finite: the values have grown too large; lower the learning rate or sigma")
+    if status == lib.FS_BAD_CONFIG:
+        raise ForeseedError("batch and directions must be at least 1, lanes 1, 2, 4, 8 or 16, and all must fit memory")
+    if status:
+        raise ForeseedError(f"the engine refused to start (status {status})")
+
+
+def _config(config: tuple[int, int, int, bool]) -> Any:
+    batch, lanes, directions, by_row = config
+    if batch < 1 or directions < 1 or lanes < 0:
+        _check(lib.FS_BAD_CONFIG)
+    return ffi.new("fs_config *", {"batch": batch, "lanes": lanes, "directions": directions, "by_row": by_row})
+
+
+def _floats(numbers: Buffer) -> Any:
+    return ffi.from_buffer("float[]", numbers)
+
+
+def _numbers(numbers: Buffer, n: int, what: str) -> Any:
+    """A buffer of exactly n finite float32 numbers, as C sees it."""
+    given = memoryview(numbers).nbytes
+    if given != 4 * n:
+        raise ValuesError(f"{what}: {given} bytes given, expected {4 * n} ({n} float32 numbers of this program)")
+    floats = _floats(numbers)
+    at = lib.fs_first_not_finite(floats, n)
+    if at < n:
+        raise ValuesError(f"{what}: number {at} is {floats[at]}; expected finite numbers, get a good copy")
+    return floats
+
+
+def _same_length(first: Buffer, *others: Buffer) -> int:
+    sizes = [memoryview(numbers).nbytes // 4 for numbers in (first, *others)]
+    if len(set(sizes)) != 1:
+        raise ValuesError(f"vectors of {sizes} numbers: expected the same length for all")
+    return sizes[0]
+
+
+def _directions(d: Directions) -> Any:
+    return ffi.new(
+        "fs_directions *",
+        {
+            "seed": d.seed, "round": d.round, "device": d.device, "first": d.first, "step": d.step,
+            "count": d.count, "kind": _KINDS[d.kind], "sigma": d.sigma,
+        },
+    )  # fmt: skip
+
+
+class _Samples:
+    """The C view of samples, checked against their buffer, which is held while C reads it."""
+
+    def __init__(self, program: Program, samples: Samples) -> None:
+        s, size = samples, memoryview(samples.data).nbytes
+        last = (s.count - 1) * s.stride
+        if s.count < 1:
+            _check(lib.FS_NO_SAMPLES)
+        if min(s.stride, s.image_offset, s.label_offset) < 0 or (
+            last + s.image_offset + program.image_bytes > size or last + s.label_offset >= size
+        ):
+            raise SamplesError(
+                f"{s.count} samples of {program.image_bytes} bytes, {s.stride} bytes apart, reach beyond the "
+                f"{size} bytes given; check the shard and the program's input shape {program.input_shape}"
+            )
+        self._data = ffi.from_buffer("uint8_t[]", samples.data)
+        self._view = ffi.new(
+            "fs_samples *", (self._data + s.image_offset, self._data + s.label_offset, s.stride, s.count)
+        )
+
+    def __enter__(self) -> Any:
+        return self._view
+
+    def __exit__(self, *_: object) -> None:
+        ffi.release(self._data)

@@ -1,0 +1,154 @@
+"""Directions and updates in NumPy, to the bit of `docs/protocol.md`.
+
+Each line is one rounded float32 operation after another, as the page writes them: NumPy never fuses a multiply
+with an add, so what stands here is what every other implementation must give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from foreseed.engine.errors import ValuesError
+from foreseed.engine.types import Buffer, Directions
+
+Floats = NDArray[np.float32]
+Words = NDArray[np.uint32]
+
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+
+# Coefficients from the highest power down, as Horner's rule meets them.
+_A = np.array([59.109374720, 159.29113202, 50.434271938, 3.3871327179], np.float32)
+_B = np.array([67.187563600, 78.757757664, 17.895169469, 1], np.float32)
+_C = np.array([0.17023821103, 1.3067284816, 2.7568153900, 1.4234372777], np.float32)
+_D = np.array([0.12021132975, 0.73700164250, 1], np.float32)
+_G = np.array([2 / 9, 2 / 7, 2 / 5, 2 / 3, 2], np.float32)
+_LN2 = np.float32(0.69314718056)
+_SPLIT, _SPLIT_SQUARED, _TAIL_SHIFT = np.float32(0.425), np.float32(0.180625), np.float32(1.6)
+_ONE, _HALF_STEP, _WORD = np.float32(1), np.float32(0.5), np.float32(2.0**-32)
+_SQRT_HALF_BITS = 0x3F3504F3
+
+
+def philox(counter: Sequence[ArrayLike], seed: int) -> tuple[Words, Words, Words, Words]:
+    """Philox4x32-10: four words for a counter of four words (or arrays of them), with a 64-bit seed for a key."""
+    c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
+    k0, k1 = seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(10):
+        left, right = _M1 * c2, _M0 * c0
+        c0, c1 = (left >> _HALF) ^ c1 ^ np.uint64(k0), left & _LOW
+        c2, c3 = (right >> _HALF) ^ c3 ^ np.uint64(k1), right & _LOW
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32)
+
+
+def direction(d: Directions, k: int, n: int, start: int = 0) -> Floats:
+    """Coordinates `start` to `start + n` of direction k."""
+    per_block, numbers = _KINDS[d.kind]
+    first, end = start // per_block, -(-(start + n) // per_block)
+    words = np.stack(philox((np.arange(first, end), k, d.device, d.round), d.seed), axis=-1).ravel()
+    z = numbers(words)
+    return z[start - first * per_block :][:n]
+
+
+def normals(words: Words) -> Floats:
+    """The normal number that each random word stands for: the inverse normal CDF, AS 241's PPND7."""
+    s = words.view(np.int32)
+    q = (s.astype(np.float32) + _HALF_STEP) * _WORD
+    r = _SPLIT_SQUARED - q * q
+    z = (q * _horner(_A, r)) / _horner(_B, r)
+    tail = np.abs(q) > _SPLIT
+    z[tail] = np.copysign(_tail(s[tail]), q[tail])
+    return z
+
+
+def _tail(s: NDArray[np.int32]) -> Floats:
+    # From the nearer end of the range, where the words still resolve probabilities that q has rounded away.
+    wide = s.astype(np.int64)
+    t = np.where(wide >= 0, 2**31 - 1 - wide, 2**31 + wide)
+    p = (t.astype(np.float32) + _HALF_STEP) * _WORD
+    r = np.sqrt(-_ln(p)) - _TAIL_SHIFT
+    return _horner(_C, r) / _horner(_D, r)
+
+
+def _ln(p: Floats) -> Floats:
+    """The natural logarithm, from +, -, x and / alone: no two libraries agree on the last bit of theirs."""
+    bits = p.view(np.int32)
+    e = (bits - _SQRT_HALF_BITS) >> 23
+    m = (bits - (e << 23)).view(np.float32)
+    f: Floats = (m - _ONE) / (m + _ONE)
+    return e.astype(np.float32) * _LN2 + f * _horner(_G, f * f)
+
+
+def _horner(coefficients: Floats, x: Floats) -> Floats:
+    value: Floats = coefficients[0] * x + coefficients[1]
+    for coefficient in coefficients[2:]:
+        value = value * x + coefficient
+    return value
+
+
+def _signs(words: Words) -> Floats:
+    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")
+    return np.where(bits, -_ONE, _ONE)
+
+
+# Coordinates of a block of four words, and how they come from it.
+_KINDS = {"gaussian": (4, normals), "rademacher": (128, _signs)}
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def perturb(values: Buffer, d: Directions, k: int) -> Floats:
+    """A copy of the values, moved by sigma along direction k."""
+    w = floats(values)
+    return w + np.float32(d.sigma) * direction(d, k, len(w))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def accumulate(gradient: Buffer, d: Directions, coefficients: Buffer, start: int = 0) -> None:
+    """Add each direction times its coefficient to (a range of) a gradient estimate, in place."""
+    g, factors = floats(gradient), floats(coefficients)
+    if len(factors) != d.count:
+        raise ValuesError(f"{len(factors)} coefficients for {d.count} directions: expected one each")
+    for k, c in zip(d.numbers(), factors, strict=True):
+        g += c * direction(d, k, len(g), start)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def sgd(values: Buffer, momentum: Buffer | None, gradient: Buffer, lr: float, mu: float, decay: float) -> None:
+    """One step of gradient descent, in place; without a momentum `mu` must be 0."""
+    if momentum is None and mu != 0:
+        raise ValuesError(f"mu is {mu} and there is no momentum: expected one of as many numbers as there are values")
+    w, g, *v = _alike(values, gradient, *([] if momentum is None else [momentum]))
+    step = g + np.float32(decay) * w
+    if v:
+        v[0][:] = step = np.float32(mu) * v[0] + step
+    w -= np.float32(lr) * step
+
+
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
+def adam(
+    values: Buffer, m: Buffer, v: Buffer, gradient: Buffer,
+    lr: float, beta1: float, beta2: float, eps: float, decay: float, k1: float, k2: float,
+) -> None:  # fmt: skip
+    """One step of Adam, in place; `k1` and `k2` are its bias corrections."""
+    w, first, second, g = _alike(values, m, v, gradient)
+    b1, b2 = np.float32(beta1), np.float32(beta2)
+    d = g + np.float32(decay) * w
+    first[:] = b1 * first + (_ONE - b1) * d
+    second[:] = b2 * second + ((_ONE - b2) * d) * d
+    w -= (np.float32(lr) * (first * np.float32(k1))) / (np.sqrt(second * np.float32(k2)) + np.float32(eps))
+
+
+def floats(buffer: Buffer) -> Floats:
+    """A buffer of float32 as an array, in place."""
+    return np.frombuffer(buffer, np.float32)
+
+
+def _alike(*buffers: Buffer) -> list[Floats]:
+    arrays = [floats(buffer) for buffer in buffers]
+    lengths = [len(x) for x in arrays]
+    if len(set(lengths)) > 1:
+        raise ValuesError(f"vectors of {lengths} numbers: expected the same length for all")
+    return arrays
