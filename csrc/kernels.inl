@@ -28,7 +28,7 @@ INLINE VEC activate(VEC x, uint32_t act) {
  * that is loaded serves four fused multiply-adds, so the multipliers, not the loads, are the limit; with
  * M = 1 two rows share the reading of the tap list. */
 INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size_t first, ptrdiff_t in_step) {
-    VEC acc[4][2][TILE1];
+    VEC acc[4][2][14];
     const float *in = r->in + (ptrdiff_t)first * in_step;
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++)

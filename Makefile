@@ -1,0 +1,34 @@
+# Everything runs in the project's own virtual environment, made here on first use.
+VENV ?= .venv
+PYTHON ?= python3
+RUN := $(VENV)/bin/python
+ENGINE := $(wildcard csrc/*.c csrc/*.h csrc/*.inl csrc/*.py)
+
+.PHONY: install demo test lint bench debian
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml setup.py constraints.txt $(ENGINE)
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,bench,dev]'
+	touch $@
+
+demo: install
+	$(RUN) -m foreseed.cli demo
+
+test: install debian
+	$(RUN) -m pytest -n 2 --dist loadfile
+
+lint: install
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+bench: install
+	$(RUN) -m foreseed.cli bench engine
+	$(RUN) -m foreseed.cli bench memory
+
+# Tests run real components: cross compilers and an emulator.
+debian:
+	sh tools/debian-packages gcc gcc-arm-none-eabi libnewlib-arm-none-eabi gcc-aarch64-linux-gnu \
+	    libc6-dev-arm64-cross qemu-user
