@@ -1,0 +1,23 @@
+"""Torch models, and the compiler that makes programs of them."""
+
+from foreseed.models.binding import Binding, bind, restore, stats
+from foreseed.models.compiler import compile
+from foreseed.models.errors import MaskError, ModelError, UnknownModelError, UnsupportedLayerError
+from foreseed.models.zoo import MODELS, build, lenet5, lenet5_wide, resnet20
+
+__all__ = [
+    "MODELS",
+    "Binding",
+    "MaskError",
+    "ModelError",
+    "UnknownModelError",
+    "UnsupportedLayerError",
+    "bind",
+    "build",
+    "compile",
+    "lenet5",
+    "lenet5_wide",
+    "resnet20",
+    "restore",
+    "stats",
+]

@@ -1,0 +1,76 @@
+"""Join the ops of a traced model: a conv takes the activation and the pool that follow it, a norm its activation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from torch import nn
+
+from foreseed.engine.program import Act, Kind, Op, Pool
+from foreseed.models.errors import ModelError, UnsupportedLayerError
+from foreseed.models.layers import Shape, Step
+from foreseed.models.trace import trace
+
+
+def lower(model: nn.Module, input_shape: Shape) -> list[Step]:
+    """The ops of a model as its program has them; the last makes the logits."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{type(model).__name__} given, expected a torch.nn.Module; build the model first")
+    _check_input_shape(input_shape)
+    steps = fuse(*trace(model, input_shape))
+    if not any(step.op.kind is Kind.CONV or step.op.has_parameters for step in steps):
+        raise UnsupportedLayerError(f"{type(model).__name__} has no layer with parameters; there is nothing to train")
+    if len(steps) > 256:
+        raise UnsupportedLayerError(f"{type(model).__name__} makes {len(steps)} ops, a program has at most 256")
+    return steps
+
+
+def fuse(steps: Sequence[Step], result: int) -> list[Step]:
+    """Drop what the result does not need, and join what follows a sole producer into one op."""
+    uses = _uses(steps, result)
+    fused: list[Step] = []
+    place = {0: 0}
+    for tensor, step in enumerate(steps, 1):
+        if not uses[tensor]:
+            continue
+        a, b = place[step.op.a], place[step.op.b]
+        joined = _join(fused[a - 1].op, step.op) if a and uses[step.op.a] == 1 else None
+        if joined:
+            fused[a - 1] = fused[a - 1]._replace(op=joined, shape=step.shape)
+            place[tensor] = a
+        else:
+            fused.append(step._replace(op=replace(step.op, a=a, b=b)))
+            place[tensor] = len(fused)
+    return fused
+
+
+def _uses(steps: Sequence[Step], result: int) -> Counter[int]:
+    """How often each tensor is read on the way to the result (which is itself read once)."""
+    uses = Counter([result])
+    for tensor in range(len(steps), 0, -1):
+        if uses[tensor]:
+            op = steps[tensor - 1].op
+            uses.update((op.a, op.b) if op.kind is Kind.ADD else (op.a,))
+    return uses
+
+
+def _join(producer: Op, op: Op) -> Op | None:
+    """Both as one op, if there is one that does the same."""
+    if op.kind is Kind.POOL and producer.kind is Kind.CONV and not producer.pool:
+        return replace(producer, pool=op.pool, pool_window=op.pool_window)
+    # An op's activation comes before its pool; only a ReLU and a max pool may change places.
+    in_order = not producer.pool or (producer.pool is Pool.MAX and op.act is Act.RELU)
+    if op.kind is Kind.ACT and producer.kind in (Kind.CONV, Kind.NORM, Kind.ADD) and not producer.act and in_order:
+        return replace(producer, act=op.act)
+    return None
+
+
+def _check_input_shape(shape: Shape) -> None:
+    whole = isinstance(shape, tuple) and len(shape) == 3 and all(isinstance(n, int) and 1 <= n < 1 << 16 for n in shape)
+    if not whole or shape[0] > 64 or prod(shape) > 1 << 28:
+        raise ModelError(
+            f"input_shape {shape}: expected a tuple (channels, height, width) of numbers from 1, at most 64 channels"
+        )

@@ -1,0 +1,337 @@
+"""The layers and functions that a program knows, each as the op that it becomes.
+
+Every handler below has the signature of the torch function whose name it carries, after the net that it adds to: a
+call in `forward` is understood by calling its handler with the same arguments.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from foreseed.engine.program import Act, Kind, Op, Pool
+
+Shape = tuple[int, int, int]
+_LARGEST = 1 << 28
+_CHECK = "check input_shape and the layers before"
+
+
+class Step(NamedTuple):
+    """An op, the shape of what it makes, its layer's name, and the module whose parameters it uses."""
+
+    op: Op
+    shape: Shape
+    name: str
+    module: nn.Module | None
+
+
+class Refusal(Exception):  # noqa: N818 - never leaves this room: `trace` adds the place and raises the error
+    """Why a layer or a call cannot be part of a program."""
+
+
+class Batch:
+    """The number of images: what `x.size(0)` is while no images are there."""
+
+    def __repr__(self) -> str:
+        return "N"
+
+
+BATCH = Batch()
+
+
+@dataclass(frozen=True)
+class View:
+    """What a variable in `forward` holds: a tensor of the program, perhaps seen flattened."""
+
+    tensor: int
+    shape: Shape
+    flat: bool = False
+
+    @property
+    def features(self) -> int:
+        c, h, w = self.shape
+        return c * h * w
+
+    @property
+    def dims(self) -> tuple[Batch | int, ...]:
+        return (BATCH, self.features) if self.flat else (BATCH, *self.shape)
+
+    def __repr__(self) -> str:
+        return f"tensor{self.dims}"
+
+
+class Net:
+    """The steps so far, and what the variables of `forward` hold."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.env: dict[Any, Any] = {}
+        self.name = ""
+
+    def emit(self, op: Op, shape: Shape, module: nn.Module | None = None, flat: bool = False) -> View:
+        """Append an op and return its result."""
+        numbers = (op.channels, op.groups, *op.window)
+        require(max(numbers) < 1 << 16, f"needs the numbers {numbers}, a program holds up to 65535")
+        require(max(op.pool_window) < 1 << 8, f"needs the pooling window {op.pool_window}, a program holds up to 255")
+        require(shape[0] * shape[1] * shape[2] <= _LARGEST, f"makes a tensor of {shape}, larger than 2^28 numbers")
+        self.steps.append(Step(op, shape, self.name, module))
+        return View(len(self.steps), shape, flat)
+
+    def overwrite(self, old: View, new: View) -> View:
+        """An in-place call: whatever held the old tensor, flattened or not, holds the new one from now on."""
+        for key, value in self.env.items():
+            if isinstance(value, View) and value.tensor == old.tensor:
+                self.env[key] = replace(value, tensor=new.tensor)
+        return new
+
+
+def require(condition: Any, reason: str) -> Any:
+    """The condition's value if it is true; a refusal otherwise."""
+    if not condition:
+        raise Refusal(reason)
+    return condition
+
+
+def _pair(number: Any) -> tuple[int, int]:
+    first, second = (number, number) if isinstance(number, int) else number
+    return first, second
+
+
+def _slide(shape: Shape, window: Sequence[int]) -> tuple[int, int]:
+    """Height and width of what a window makes of a map."""
+    (_, h, w), (kh, kw, sh, sw, ph, pw) = shape, window
+    fits = min(kh, kw, sh, sw) >= 1 and h + 2 * ph >= kh and w + 2 * pw >= kw
+    require(fits, f"has a kernel {kh}x{kw} with padding {ph}x{pw} that does not fit its map of {h}x{w}; {_CHECK}")
+    return (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1
+
+
+# --- layers with parameters ---
+
+
+def _conv2d(net: Net, module: nn.Conv2d, x: View) -> View:
+    require(not x.flat, "reads a flattened tensor, expected channels x height x width")
+    require(module.dilation == (1, 1), f"has dilation {module.dilation}, only 1 is supported")
+    require(module.padding_mode == "zeros", f"has padding_mode {module.padding_mode!r}, only 'zeros' is supported")
+    require(x.shape[0] == module.in_channels, f"expects {module.in_channels} channels and reads {x}; {_CHECK}")
+    kernel, padding = module.kernel_size, module.padding
+    if padding == "same":
+        require(kernel[0] % 2 and kernel[1] % 2, f"pads the even kernel {kernel} unevenly; pad with a number instead")
+        padding = (kernel[0] // 2, kernel[1] // 2)
+    elif padding == "valid":
+        padding = (0, 0)
+    return _weighted(net, module, x, module.out_channels, module.groups, (*kernel, *module.stride, *_pair(padding)))
+
+
+def _linear(net: Net, module: nn.Linear, x: View) -> View:
+    require(x.flat, f"reads {x}; flatten it first with torch.flatten(x, 1)")
+    require(x.features == module.in_features, f"expects {module.in_features} features and reads {x}; {_CHECK}")
+    _, h, w = x.shape
+    return replace(_weighted(net, module, x, module.out_features, 1, (h, w, 1, 1, 0, 0)), flat=True)
+
+
+def _weighted(net: Net, module: nn.Conv2d | nn.Linear, x: View, channels: int, groups: int, window: Any) -> View:
+    require(module.weight.numel() <= _LARGEST, f"has {module.weight.numel()} weights, a layer may have 2^28")
+    flags = int(module.bias is not None)
+    op = Op(Kind.CONV, x.tensor, flags=flags, channels=channels, groups=groups, window=window)
+    return net.emit(op, (channels, *_slide(x.shape, window)), module)
+
+
+def _batch_norm(net: Net, module: nn.BatchNorm2d, x: View) -> View:
+    require(not x.flat, "reads a flattened tensor, expected channels x height x width")
+    require(module.running_mean is not None, "keeps no running statistics; set track_running_stats=True")
+    return _norm(net, module, x, module.num_features, 0)
+
+
+def _group_norm(net: Net, module: nn.GroupNorm, x: View) -> View:
+    require(not x.flat or x.shape[1:] == (1, 1), "reads a flattened map; normalise it before it is flattened")
+    return _norm(net, module, x, module.num_channels, module.num_groups)
+
+
+def _norm(net: Net, module: nn.BatchNorm2d | nn.GroupNorm, x: View, channels: int, groups: int) -> View:
+    require(x.shape[0] == channels, f"expects {channels} channels and reads {x}; {_CHECK}")
+    require(module.eps > 0, f"has eps {module.eps}, expected more than 0")
+    affine = module.weight is not None
+    require(affine == (module.bias is not None), "has only one of weight and bias; a program has both or none")
+    op = Op(Kind.NORM, x.tensor, flags=int(affine), groups=groups, eps=module.eps)
+    return net.emit(op, x.shape, module, x.flat)
+
+
+# --- functions: what a module without parameters does, and what `forward` may call itself ---
+
+
+def _act(net: Net, x: View, act: Act, inplace: bool) -> View:
+    y = net.emit(Op(Kind.ACT, x.tensor, act=act), x.shape, flat=x.flat)
+    return net.overwrite(x, y) if inplace else y
+
+
+def _relu(net: Net, input: View, inplace: bool = False) -> View:
+    return _act(net, input, Act.RELU, inplace)
+
+
+def _relu_(net: Net, input: View) -> View:
+    return _act(net, input, Act.RELU, True)
+
+
+def _hardswish(net: Net, input: View, inplace: bool = False) -> View:
+    return _act(net, input, Act.HARDSWISH, inplace)
+
+
+def _max_pool2d(
+    net: Net,
+    input: View,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> View:
+    require(_pair(dilation) == (1, 1), f"has dilation {dilation}, only 1 is supported")
+    require(not ceil_mode, "has ceil_mode=True, only False is supported")
+    require(not return_indices, "has return_indices=True, only False is supported")
+    return _pool(net, input, Pool.MAX, kernel_size, stride, padding)
+
+
+def _avg_pool2d(
+    net: Net,
+    input: View,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> View:
+    require(not ceil_mode, "has ceil_mode=True, only False is supported")
+    require(divisor_override is None, "has a divisor_override, only None is supported")
+    return _pool(net, input, Pool.AVERAGE if count_include_pad else Pool.AVERAGE_INSIDE, kernel_size, stride, padding)
+
+
+def _adaptive_avg_pool2d(net: Net, input: View, output_size: Any) -> View:
+    require(_pair(output_size) == (1, 1), f"has output size {output_size}, only 1 is supported; use AvgPool2d")
+    return _pool(net, input, Pool.AVERAGE, input.shape[1:], None, 0)
+
+
+def _mean(net: Net, input: View, dim: Any, keepdim: bool = False) -> View:
+    dims = sorted(d % 4 for d in dim)
+    require(dims == [2, 3] and not input.flat, f"averages over {dim}, only over the whole map, (2, 3), is supported")
+    return replace(_pool(net, input, Pool.AVERAGE, input.shape[1:], None, 0), flat=not keepdim)
+
+
+def _pool(net: Net, x: View, pool: Pool, kernel: Any, stride: Any, padding: Any) -> View:
+    require(not x.flat, "reads a flattened tensor, expected channels x height x width")
+    (kh, kw), (sh, sw), (ph, pw) = _pair(kernel), _pair(stride or kernel), _pair(padding)
+    require(2 * ph <= kh and 2 * pw <= kw, f"has padding {ph}x{pw}, more than half of its kernel {kh}x{kw}")
+    window = (kh, kw, sh, sw, ph, pw)
+    return net.emit(Op(Kind.POOL, x.tensor, pool=pool, pool_window=window), (x.shape[0], *_slide(x.shape, window)))
+
+
+def _add(net: Net, input: View, other: Any, *, alpha: float = 1) -> View:
+    require(isinstance(other, View), "adds something that is not a tensor of the forward pass")
+    require(alpha == 1, f"has alpha={alpha}, only 1 is supported")
+    same = (input.shape, input.flat) == (other.shape, other.flat)
+    require(same, f"adds {input} and {other}, expected two tensors of one shape that were flattened alike")
+    return net.emit(Op(Kind.ADD, input.tensor, other.tensor), input.shape, flat=input.flat)
+
+
+def _add_(net: Net, input: View, other: Any, *, alpha: float = 1) -> View:
+    return net.overwrite(input, _add(net, input, other, alpha=alpha))
+
+
+def _flatten(net: Net, input: View, start_dim: int = 0, end_dim: int = -1) -> View:
+    rank = len(input.dims)
+    whole = (start_dim % rank, end_dim % rank) == (1, rank - 1)
+    require(whole, f"flattens dimensions {start_dim} to {end_dim}, only all but the batch, 1 to -1, is supported")
+    return replace(input, flat=True)
+
+
+def _view(net: Net, input: View, *shape: Any) -> View:
+    dims = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    batch, rest = dims[0], dims[1:]
+    keeps_batch = batch is BATCH or (batch == -1 and -1 not in rest)
+    flat = len(rest) == 1 and rest[0] in (-1, input.features)
+    same = keeps_batch and (flat or rest == input.shape)
+    require(same, f"makes {dims} of {input}, only flattening all but the batch, (N, -1), is supported")
+    return replace(input, flat=flat)
+
+
+def _size(net: Net, input: View, dim: int | None = None) -> Any:
+    return input.dims if dim is None else input.dims[dim]
+
+
+def _getattr(net: Net, input: View, name: str) -> Any:
+    require(name == "shape", f"reads the attribute {name!r} of a tensor, only 'shape' is supported")
+    return input.dims
+
+
+def _identity(net: Net, input: View, *args: Any, **kwargs: Any) -> View:
+    return input
+
+
+def is_arithmetic(target: Any, args: Sequence[Any]) -> bool:
+    """Whether a call reckons with sizes only, as in `x.view(x.size(0), x.size(1) * 4)`."""
+    return getattr(target, "__module__", "") == "_operator" and not any(isinstance(a, View) for a in args)
+
+
+def arithmetic(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda net, *args: function(*args)
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    F.relu: _relu,
+    torch.relu: _relu,
+    torch.relu_: _relu_,
+    F.hardswish: _hardswish,
+    F.max_pool2d: _max_pool2d,
+    torch.max_pool2d: _max_pool2d,
+    F.avg_pool2d: _avg_pool2d,
+    F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
+    torch.mean: _mean,
+    operator.add: _add,
+    operator.iadd: _add_,
+    torch.add: _add,
+    torch.flatten: _flatten,
+    torch.reshape: _view,
+    getattr: _getattr,
+    F.dropout: _identity,
+    F.dropout2d: _identity,
+}
+
+METHODS: dict[Any, Callable[..., Any]] = {
+    "relu": _relu,
+    "relu_": _relu_,
+    "add": _add,
+    "add_": _add_,
+    "flatten": _flatten,
+    "view": _view,
+    "reshape": _view,
+    "mean": _mean,
+    "size": _size,
+    "contiguous": _identity,
+}
+
+MODULES: dict[type[nn.Module], Callable[..., View]] = {
+    nn.Conv2d: _conv2d,
+    nn.Linear: _linear,
+    nn.ReLU: lambda net, m, x: _relu(net, x, m.inplace),
+    nn.Hardswish: lambda net, m, x: _hardswish(net, x, m.inplace),
+    nn.MaxPool2d: lambda net, m, x: _max_pool2d(
+        net, x, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
+    ),
+    nn.AvgPool2d: lambda net, m, x: _avg_pool2d(
+        net, x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, m.divisor_override
+    ),
+    nn.AdaptiveAvgPool2d: lambda net, m, x: _adaptive_avg_pool2d(net, x, m.output_size),
+    nn.BatchNorm2d: _batch_norm,
+    nn.GroupNorm: _group_norm,
+    nn.Flatten: lambda net, m, x: _flatten(net, x, m.start_dim, m.end_dim),
+    nn.Identity: lambda net, m, x: x,
+    nn.Dropout: lambda net, m, x: x,
+    nn.Dropout2d: lambda net, m, x: x,
+}
