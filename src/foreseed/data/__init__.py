@@ -1,0 +1,19 @@
+"""Data sets, how they are shared out over devices, and the files that devices read."""
+
+from foreseed.data.catalog import SETS as SETS
+from foreseed.data.catalog import Entry as Entry
+from foreseed.data.download import Progress as Progress
+from foreseed.data.draw import picture as picture
+from foreseed.data.errors import DataError as DataError
+from foreseed.data.errors import PartitionError as PartitionError
+from foreseed.data.partition import Partition as Partition
+from foreseed.data.partition import dirichlet as dirichlet
+from foreseed.data.partition import iid as iid
+from foreseed.data.partition import k_classes as k_classes
+from foreseed.data.sets import Dataset as Dataset
+from foreseed.data.sets import load as load
+from foreseed.data.shards import write_shard as write_shard
+from foreseed.data.shards import write_shards as write_shards
+from foreseed.data.store import data_root as data_root
+from foreseed.data.store import get as get
+from foreseed.data.store import where as where

@@ -1,0 +1,52 @@
+"""Files that are there whole or not at all, their checksums, and what to say when the disk refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from foreseed.data.errors import DataError
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Say in a sentence which path could not be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot read it ({error.strerror or error}); check the path and its permissions"
+        ) from None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in a sentence which path could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot write it ({error.strerror or error}); free space or choose another folder"
+        ) from None
+
+
+def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:
+    """Write a file so that nobody ever sees half of it."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def md5_of(path: Path) -> str:
+    """The MD5 under which data sets publish their archives: it finds damage, it is no proof against malice."""
+    with reading(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

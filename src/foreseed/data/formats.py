@@ -1,0 +1,132 @@
+"""Readers of the file formats that images come in; none of them runs code from a file (no pickles)."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from foreseed.data.errors import DataError
+
+Bytes = npt.NDArray[np.uint8]
+
+SIDE = 32
+"""Height and width that images of a folder are brought to, the size of CIFAR and of the built-in models' input."""
+
+_CIFAR_PIXELS = 3 * 32 * 32
+_SUFFIXES = {".png", ".jpg", ".jpeg"}
+_NPZ_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+def read_idx(data: bytes, name: str) -> Bytes:
+    """The array in an IDX file (the format of MNIST): unsigned bytes of any number of dimensions."""
+    if data[:3] != b"\0\0\x08" or len(data) < 4 or len(data) < 4 + 4 * data[3]:
+        raise DataError(
+            f"{name}: not an IDX file of bytes: it starts with {data[:4].hex(' ')}, expected 00 00 08 and rank"
+        )
+    at = 4 + 4 * data[3]
+    shape = tuple(int(n) for n in np.frombuffer(data, ">u4", data[3], 4))
+    expected = at + int(np.prod(shape, dtype=object))
+    if len(data) != expected:
+        raise DataError(f"{name}: {len(data):,} bytes, its header announces {expected:,} ({shape}); get it again")
+    return np.frombuffer(data, np.uint8, offset=at).reshape(shape)
+
+
+def read_cifar(data: bytes, label_bytes: int, name: str) -> tuple[Bytes, Bytes]:
+    """Images and labels of a CIFAR binary file: records of label bytes (the last, the finest, counts) and pixels."""
+    record = label_bytes + _CIFAR_PIXELS
+    if not data or len(data) % record:
+        raise DataError(
+            f"{name}: {len(data):,} bytes, expected a multiple of {record:,} (a CIFAR record); get it again"
+        )
+    rows = np.frombuffer(data, np.uint8).reshape(-1, record)
+    return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1]
+
+
+def read_npz(path: Path) -> tuple[Bytes, Bytes, Bytes, Bytes]:
+    """train_images, train_labels, test_images and test_labels of an NPZ file.
+
+    Images are uint8 [N, channels, height, width], labels are integers from 0 to 255.
+    """
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            missing = [key for key in _NPZ_ARRAYS if key not in arrays]
+            if missing:
+                raise DataError(f"{path}: has no array {missing[0]!r}; expected {', '.join(_NPZ_ARRAYS)}")
+            found = {key: arrays[key] for key in _NPZ_ARRAYS}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: not an NPZ file of plain arrays ({error}); write it with numpy.savez") from None
+    return (
+        _npz_images(path, "train_images", found["train_images"], found["train_images"].shape[1:]),
+        _npz_labels(path, "train_labels", found["train_labels"], len(found["train_images"])),
+        _npz_images(path, "test_images", found["test_images"], found["train_images"].shape[1:]),
+        _npz_labels(path, "test_labels", found["test_labels"], len(found["test_images"])),
+    )
+
+
+def _npz_images(path: Path, key: str, images: npt.NDArray[np.generic], shape: tuple[int, ...]) -> Bytes:
+    if images.dtype != np.uint8 or images.ndim != 4 or 0 in images.shape or images.shape[1] > 64:
+        raise DataError(
+            f"{path}: {key} is {images.dtype} of shape {images.shape}; "
+            "expected uint8 [images, channels (at most 64), height, width]"
+        )
+    if images.shape[1:] != shape:
+        raise DataError(
+            f"{path}: {key} has images of {images.shape[1:]}, the training images are {shape}; make them equal"
+        )
+    return images.astype(np.uint8, copy=False)
+
+
+def _npz_labels(path: Path, key: str, labels: npt.NDArray[np.generic], n: int) -> Bytes:
+    if labels.shape != (n,) or labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() > 255:
+        raise DataError(f"{path}: {key} is {labels.dtype} of shape {labels.shape}; expected {n} integers from 0 to 255")
+    return labels.astype(np.uint8)
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The names of the classes of a folder of images: its subfolders, in alphabetical order."""
+    names = sorted(child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    if not 2 <= len(names) <= 256:
+        raise DataError(
+            f"{folder} has {len(names)} subfolders; expected 2 to 256, one a class, with its PNG or JPEG files inside"
+        )
+    return names
+
+
+def read_class_folders(folder: Path, classes: list[str]) -> tuple[Bytes, Bytes]:
+    """The PNG and JPEG images of `folder/<class>/`, in the order of class and file name.
+
+    Every image becomes RGB of 32x32: scaled so that its shorter side fits, and cropped around its middle.
+    """
+    images: list[Bytes] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        files = sorted(p for p in (folder / name).glob("*") if p.suffix.lower() in _SUFFIXES and p.is_file())
+        if not files:
+            raise DataError(f"{folder / name} has no PNG or JPEG files; expected the images of class {name!r} there")
+        images.extend(_picture(path) for path in files)
+        labels.extend([label] * len(files))
+    return np.stack(images), np.array(labels, np.uint8)
+
+
+def _picture(path: Path) -> Bytes:
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image).convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: not a readable image ({error}); replace or remove it") from None
+    fitted = ImageOps.fit(upright, (SIDE, SIDE), Image.Resampling.BICUBIC)
+    return np.ascontiguousarray(np.asarray(fitted, np.uint8).transpose(2, 0, 1))
+
+
+def enlarge(images: Bytes, side: int) -> Bytes:
+    """Grey images [N, height, width], smoothly enlarged to side x side."""
+    from PIL import Image
+
+    size = (side, side)
+    return np.stack([np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC)) for image in images])

@@ -1,0 +1,167 @@
+"""Data sets, ready to be shared out over devices."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from foreseed.data.catalog import SETS, Entry
+from foreseed.data.errors import DataError
+from foreseed.data.files import reading
+from foreseed.data.formats import Bytes, class_folders, enlarge, read_cifar, read_class_folders, read_idx, read_npz
+from foreseed.data.store import read_member, where
+
+_TEST_SHARE = 5
+"""Where a set has no test images of its own, one image in five becomes one."""
+_SPLIT_SEED = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled images for training and for testing; images are uint8 [N, channels, height, width]."""
+
+    name: str
+    train_images: Bytes
+    train_labels: Bytes
+    test_images: Bytes
+    test_labels: Bytes
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    """Mean of each channel over the training images, where a pixel counts 0 to 1."""
+    std: tuple[float, ...]
+    """Standard deviation of each channel over the training images."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        _, channels, height, width = self.train_images.shape
+        return channels, height, width
+
+
+def load(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
+    """Load a data set: one of the names in `SETS`, a folder of images, or an .npz file.
+
+    - `digits`: scikit-learn's 8x8 handwritten digits, enlarged to 32x32 with the grey in all three channels (so
+      that models for CIFAR apply), 1,437 for training and 360 for testing, always the same ones.
+    - `mnist`, `fashion-mnist`: one channel, the 28x28 images in a black margin that makes them 32x32.
+    - `cifar10`, `cifar100`: as published, 3x32x32; CIFAR-100 with its 100 fine labels.
+    - a folder: `<folder>/<class>/*.png|jpg`, or the same in `<folder>/train` and `<folder>/test`. Without the two,
+      one image in five is set aside for testing, always the same ones. Images become RGB of 32x32.
+    - an .npz file with train_images, train_labels, test_images and test_labels, of any image size.
+
+    Files are checked as they are read; nothing is downloaded here (`get` does that).
+    """
+    if isinstance(name, str) and name in SETS:
+        entry = SETS[name]
+        return _digits(entry) if entry.layout == "built-in" else _published(entry, root)
+    path = Path(name).expanduser()
+    with reading(path):
+        if path.is_dir():
+            return _folder(path)
+        if path.is_file():
+            return _dataset(path.stem, *read_npz(path))
+    raise DataError(
+        f"no data set {os.fspath(name)!r}: expected one of {', '.join(SETS)}, "
+        "or the path of a folder of images or of an .npz file"
+    )
+
+
+def _digits(entry: Entry) -> Dataset:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    grey = enlarge(np.rint(data.images * (255 / 16)).astype(np.uint8), 32)
+    images = np.repeat(grey[:, None], 3, axis=1)
+    return _dataset(entry.name, *_split(images, data.target.astype(np.uint8)), entry.classes)
+
+
+def _published(entry: Entry, root: str | os.PathLike[str] | None) -> Dataset:
+    folder = where(entry.name, root)
+    command = f"`foreseed data get {entry.name}`"
+    if folder is None:
+        raise DataError(f"data set {entry.name} is not on this machine; get it with {command}")
+    try:
+        parts = [(member.name, read_member(folder, member)) for member in entry.members]
+        if entry.layout == "idx":
+            # The four files are entered in the order in which a Dataset takes them.
+            train, train_labels, test, test_labels = (read_idx(data, name) for name, data in parts)
+            return _dataset(entry.name, _pad(train), train_labels, _pad(test), test_labels, entry.classes)
+        label_bytes = 2 if entry.layout == "cifar100" else 1
+        *batches, (test, test_labels) = (read_cifar(data, label_bytes, name) for name, data in parts)
+        train = np.concatenate([images for images, _ in batches])
+        train_labels = np.concatenate([labels for _, labels in batches])
+        return _dataset(entry.name, train, train_labels, test, test_labels, entry.classes)
+    except DataError as error:
+        raise DataError(f"{error}: {command}") from None
+
+
+def _pad(images: Bytes) -> Bytes:
+    """28x28 images in a black margin of two pixels, as [N, 1, 32, 32]."""
+    return np.pad(images, ((0, 0), (2, 2), (2, 2)))[:, None]
+
+
+def _folder(path: Path) -> Dataset:
+    train, test = path / "train", path / "test"
+    if train.is_dir() != test.is_dir():
+        raise DataError(f"{path} has only one of train/ and test/; give it both, or the class folders alone")
+    name = path.resolve().name
+    if train.is_dir():
+        classes = class_folders(train)
+        if class_folders(test) != classes:
+            raise DataError(f"{path}: train/ and test/ have different class folders; give them the same")
+        arrays = (*read_class_folders(train, classes), *read_class_folders(test, classes))
+        return _dataset(name, *arrays, tuple(classes))
+    classes = class_folders(path)
+    images, labels = read_class_folders(path, classes)
+    few = np.flatnonzero(np.bincount(labels) < 2)
+    if len(few):
+        raise DataError(f"{path}: class {classes[few[0]]!r} has one image; expected at least 2, to train and to test")
+    return _dataset(name, *_split(images, labels), tuple(classes))
+
+
+def _split(images: Bytes, labels: Bytes) -> tuple[Bytes, Bytes, Bytes, Bytes]:
+    """Set one image in five of every class aside for testing; the same images every time."""
+    shuffled = np.lexsort((np.random.Generator(np.random.PCG64(_SPLIT_SEED)).random(len(labels)), labels))
+    is_test = np.zeros(len(labels), bool)
+    is_test[shuffled[::_TEST_SHARE]] = True
+    return images[~is_test], labels[~is_test], images[is_test], labels[is_test]
+
+
+def _dataset(
+    name: str,
+    train_images: Bytes,
+    train_labels: Bytes,
+    test_images: Bytes,
+    test_labels: Bytes,
+    classes: tuple[str, ...] | None = None,
+) -> Dataset:
+    top = int(max(train_labels.max(), test_labels.max()))
+    names = classes or tuple(str(label) for label in range(top + 1))
+    if top >= len(names):
+        raise DataError(f"data set {name}: a label is {top}, expected 0 to {len(names) - 1}; get it again")
+    mean, std = _moments(train_images)
+    if 0.0 in std:
+        raise DataError(f"data set {name}: channel {std.index(0.0)} is the same everywhere in training; leave it out")
+    return Dataset(name, _own(train_images), _own(train_labels), _own(test_images), _own(test_labels), names, mean, std)
+
+
+def _own(array: Bytes) -> Bytes:
+    """The array itself, or a copy of a view of a file's bytes: those are read-only or strided, which torch refuses."""
+    return np.require(array, requirements=("C", "W"))
+
+
+def _moments(images: Bytes) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, from exact integer sums."""
+    n = images.size // images.shape[1]
+    total = np.zeros(images.shape[1], np.uint64)
+    squares = np.zeros_like(total)
+    for first in range(0, len(images), 1000):  # the squares of all images at once would take twice their memory
+        chunk = images[first : first + 1000]
+        total += chunk.sum(axis=(0, 2, 3), dtype=np.uint64)
+        squares += np.multiply(chunk, chunk, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.uint64)
+    mean = [int(s) / n for s in total]
+    variance = [(n * int(q) - int(s) ** 2) / n**2 for s, q in zip(total, squares, strict=True)]
+    return tuple(m / 255 for m in mean), tuple(v**0.5 / 255 for v in variance)
