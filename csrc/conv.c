@@ -97,12 +97,11 @@ void fs_load_block(fs_engine *e, const fs_batch *batch, uint32_t block) {
 
 void fs_load_row(const fs_engine *e, const fs_batch *batch, uint32_t block, uint32_t c, uint32_t y, float *out) {
     const fs_program *p = &e->program;
-    float factors[2];
-    memcpy(&factors[0], p->bytes + 32 + 4 * c, 4);
-    memcpy(&factors[1], p->bytes + 32 + 4 * (p->channels + c), 4);
+    const float scale = fs_read_float(p->bytes + 32 + 4 * c);
+    const float shift = fs_read_float(p->bytes + 32 + 4 * (p->channels + c));
     const size_t at = ((size_t)c * p->height + y) * p->width;
     const uint8_t *from = e->lanes == 1 ? image(batch, block) + at : e->pixels + at * e->lanes;
-    e->isa->pixels(out, from, (size_t)p->width * e->lanes, factors[0], factors[1]);
+    e->isa->pixels(out, from, (size_t)p->width * e->lanes, scale, shift);
 }
 
 /* Makes the window hold padded rows [first, first + n) of the block, keeping those that it has. */

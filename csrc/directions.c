@@ -3,14 +3,15 @@
 
 enum { CHUNK = 512 }; /* coordinates on the stack at a time; a multiple of 128, so that blocks stay whole */
 
-const fs_isa *fs_best_isa(void) {
+const fs_isa *fs_find_isa(uint32_t isa) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        return &fs_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &fs_avx2;
+    const int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const int has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (has_avx512 && (isa == FS_BEST || isa == FS_AVX512)) return &fs_avx512;
+    if (has_avx2 && (isa == FS_BEST || isa == FS_AVX2)) return &fs_avx2;
 #endif
-    return &fs_plain;
+    return isa == FS_BEST || isa == FS_PLAIN ? &fs_plain : NULL;
 }
 
 const char *fs_isa_name(void) { return fs_best_isa()->name; }
@@ -73,6 +74,21 @@ void fs_accumulate(const fs_directions *d, const float *coefficients, uint32_t s
             const float *z = make(isa, d, d->first + i * d->step, start, here, block);
             isa->axpy(gradient, gradient, z, here, coefficients[i]);
         }
+    }
+}
+
+void fs_project(const fs_directions *d, const float *vector, size_t n, double *out) {
+    const fs_isa *isa = fs_best_isa();
+    float block[CHUNK];
+    for (uint32_t i = 0; i < d->count; i++) {
+        double sums[8] = {0}; /* eight chains: additions need not wait for each other */
+        for (size_t start = 0; start < n; start += CHUNK) {
+            const size_t here = n - start < CHUNK ? n - start : CHUNK;
+            const float *z = make(isa, d, d->first + i * d->step, (uint32_t)start, here, block);
+            for (size_t j = 0; j < here; j++) sums[j % 8] += (double)z[j] * vector[start + j];
+        }
+        out[i] = 0;
+        for (int j = 0; j < 8; j++) out[i] += sums[j];
     }
 }
 

@@ -4,6 +4,12 @@
 
 #include "foreseed.h"
 
+#include <float.h>
+
+#if FLT_EVAL_METHOD != 0 || defined(__FAST_MATH__)
+#error "foreseed needs IEEE arithmetic, every operation rounded by itself: no x87, no -ffast-math"
+#endif
+
 #define FS_MAX_OPS 256
 #define FS_MAX_LANES 16
 #define FS_DENSE 255
@@ -79,6 +85,7 @@ static inline int fs_walk_next(fs_walk *walk) {
     return 1;
 }
 
+float fs_read_float(const uint8_t *bytes);
 void fs_read_op(const fs_program *program, uint32_t number, fs_op *op);
 const uint8_t *fs_structure(const fs_program *program);
 static inline const uint8_t *fs_structure_end(const fs_program *program) { return program->bytes + program->size; }
@@ -128,7 +135,9 @@ typedef struct {
     void (*adam)(float *values, float *m, float *v, const float *gradient, size_t n, const float *constants);
 } fs_isa;
 
-const fs_isa *fs_best_isa(void);
+/* The inner loops for FS_BEST, FS_PLAIN, ...; NULL where this machine cannot run them. */
+const fs_isa *fs_find_isa(uint32_t isa);
+static inline const fs_isa *fs_best_isa(void) { return fs_find_isa(FS_BEST); }
 extern const fs_isa fs_plain;
 #if defined(__x86_64__)
 extern const fs_isa fs_avx2, fs_avx512;

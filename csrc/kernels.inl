@@ -244,29 +244,46 @@ INLINE void philox_block(uint32_t words[4], uint64_t seed, const uint32_t counte
 
 #ifdef VEC
 
-/* WIDTH blocks side by side: words[4 * i + j] is word j of block first + i. */
+enum { CHAINS = 2, BLOCKS = CHAINS * WIDTH };
+
+/* BLOCKS blocks side by side, words[4 * i + j] being word j of block first + i; two chains of rounds, so that
+ * one's multiplications fill the other's waits. */
 INLINE void philox_blocks(uint32_t *words, uint64_t seed, const uint32_t counter[3], uint32_t first) {
-    uint32_t numbers[WIDTH], out[4][WIDTH];
-    for (uint32_t i = 0; i < WIDTH; i++) numbers[i] = first + i;
-    IVEC c0 = i_load(numbers), c1 = i_set1(counter[0]), c2 = i_set1(counter[1]), c3 = i_set1(counter[2]);
+    uint32_t numbers[BLOCKS], out[4][BLOCKS];
+    for (uint32_t i = 0; i < BLOCKS; i++) numbers[i] = first + i;
+    IVEC c0[CHAINS], c1[CHAINS], c2[CHAINS], c3[CHAINS];
+#pragma GCC unroll 2
+    for (int i = 0; i < CHAINS; i++) {
+        c0[i] = i_load(numbers + i * WIDTH);
+        c1[i] = i_set1(counter[0]), c2[i] = i_set1(counter[1]), c3[i] = i_set1(counter[2]);
+    }
     const IVEC m0 = i_set1(0xD2511F53u), m1 = i_set1(0xCD9E8D57u);
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
-        const IVEC high0 = i_mulhi(c0, m0), low0 = i_mullo(c0, m0), high1 = i_mulhi(c2, m1), low1 = i_mullo(c2, m1);
-        c0 = i_xor(i_xor(high1, c1), i_set1(k0));
-        c1 = low1;
-        c2 = i_xor(i_xor(high0, c3), i_set1(k1));
-        c3 = low0;
+#pragma GCC unroll 2
+        for (int i = 0; i < CHAINS; i++) {
+            const IVEC high0 = i_mulhi(c0[i], m0), low0 = i_mullo(c0[i], m0);
+            const IVEC high1 = i_mulhi(c2[i], m1), low1 = i_mullo(c2[i], m1);
+            c0[i] = i_xor(i_xor(high1, c1[i]), i_set1(k0));
+            c1[i] = low1;
+            c2[i] = i_xor(i_xor(high0, c3[i]), i_set1(k1));
+            c3[i] = low0;
+        }
     }
-    i_store(out[0], c0), i_store(out[1], c1), i_store(out[2], c2), i_store(out[3], c3);
-    for (int i = 0; i < WIDTH; i++)
+#pragma GCC unroll 2
+    for (int i = 0; i < CHAINS; i++) {
+        i_store(out[0] + i * WIDTH, c0[i]), i_store(out[1] + i * WIDTH, c1[i]);
+        i_store(out[2] + i * WIDTH, c2[i]), i_store(out[3] + i * WIDTH, c3[i]);
+    }
+    for (int i = 0; i < BLOCKS; i++)
         for (int j = 0; j < 4; j++) words[4 * i + j] = out[j][i];
 }
 
 #endif
 
 INLINE float root(float x) {
-#if defined(VEC) || defined(__aarch64__) || defined(__SSE2__) || (defined(__ARM_FP) && __ARM_FP & 4)
+    /* Only where errno does not matter is it one instruction; otherwise compilers call libm. */
+#if defined(__NO_MATH_ERRNO__) && (defined(__SSE2__) || defined(__aarch64__) || (defined(__ARM_FP) && __ARM_FP & 4))
     return __builtin_sqrtf(x);
 #else
     return fs_sqrt(x);
@@ -323,9 +340,9 @@ INLINE float normal(uint32_t word) {
 TARGET static void gaussian(float *z, uint64_t seed, const uint32_t counter[3], uint32_t start, size_t n) {
     uint32_t block = start / 4;
 #ifdef VEC
-    for (uint32_t words[4 * WIDTH]; n >= 4 * WIDTH; n -= 4 * WIDTH, z += 4 * WIDTH, block += WIDTH) {
+    for (uint32_t words[4 * BLOCKS]; n >= 4 * BLOCKS; n -= 4 * BLOCKS, z += 4 * BLOCKS, block += BLOCKS) {
         philox_blocks(words, seed, counter, block);
-        for (int i = 0; i < 4 * WIDTH; i++) z[i] = normal(words[i]);
+        for (int i = 0; i < 4 * BLOCKS; i++) z[i] = normal(words[i]);
     }
 #endif
     for (uint32_t words[4]; n; block++) {
@@ -344,12 +361,6 @@ INLINE void signs(float *z, uint32_t word, size_t n) {
 
 TARGET static void rademacher(float *z, uint64_t seed, const uint32_t counter[3], uint32_t start, size_t n) {
     uint32_t block = start / 128;
-#ifdef VEC
-    for (uint32_t words[4 * WIDTH]; n >= 128 * WIDTH; n -= 128 * WIDTH, z += 128 * WIDTH, block += WIDTH) {
-        philox_blocks(words, seed, counter, block);
-        for (int i = 0; i < 4 * WIDTH; i++) signs(z + 32 * i, words[i], 32);
-    }
-#endif
     for (uint32_t words[4]; n; block++) {
         philox_block(words, seed, counter, block);
         for (int i = 0; i < 4 && n; i++) {

@@ -39,7 +39,7 @@ double fs_log(double x) {
 float fs_sqrt(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
-    if (!(x > 0.0f) || bits >= 0x7F800000u) return x == 0.0f || x > 0.0f ? x : x - x;
+    if (!(x > 0.0f) || bits >= 0x7F800000u) return x == 0.0f || x > 0.0f ? x : (x - x) / (x - x);
     int32_t e = (int32_t)(bits >> 23) - 127;
     uint32_t m = bits & 0x7FFFFFu;
     if (e == -127) { /* subnormal */

@@ -29,6 +29,7 @@ static uint32_t is_streamed(const fs_program *program) {
 
 static uint32_t structure_bytes(const fs_program *program, const fs_op *op, uint32_t at) {
     const uint8_t *bytes = fs_structure(program) + at;
+    if (op->rice == FS_DENSE) return 0;
     fs_walk walk = fs_walk_start(bytes, (size_t)(fs_structure_end(program) - bytes), op->rice, op->n_weights);
     while (fs_walk_next(&walk)) {}
     return (uint32_t)(walk.next - bytes) - walk.have / 8;
@@ -147,14 +148,16 @@ static void draft_buffers(const fs_program *program, const fs_config *config, dr
 
 static fs_status make_draft(const fs_program *program, const fs_config *config, draft *d) {
     const uint32_t lanes = config->lanes ? config->lanes : config->batch < FS_MAX_LANES ? 1 : FS_MAX_LANES;
-    if (!config->batch || config->batch > 1u << 20 || !config->directions || config->directions > 1u << 16)
+    if (!config->batch || config->batch > 1u << 20 || !config->directions || config->directions > 1u << 12)
         return FS_BAD_CONFIG;
     if (lanes > FS_MAX_LANES || lanes & (lanes - 1)) return FS_BAD_CONFIG;
+    const fs_isa *isa = fs_find_isa(config->isa);
+    if (!isa) return FS_BAD_CONFIG;
     if (config->by_row > 1 || (config->by_row && config->directions != 1)) return FS_BAD_CONFIG;
     memset(d, 0, sizeof *d);
     d->lanes = lanes;
     d->blocks = (config->batch + lanes - 1) / lanes;
-    d->wide = fs_best_isa()->width && lanes >= fs_best_isa()->width;
+    d->wide = isa->width && lanes >= isa->width;
     d->streamed = is_streamed(program);
     draft_tensors(program, d);
     if (!place_tensors(program, d)) return FS_BAD_CONFIG;
@@ -202,7 +205,7 @@ fs_status fs_start(fs_engine **engine, const fs_program *program, const fs_confi
     uint8_t *at = arena;
     fs_engine *e = take(&at, sizeof *e);
     memset(e, 0, sizeof *e);
-    e->program = *program, e->config = *config, e->isa = fs_best_isa();
+    e->program = *program, e->config = *config, e->isa = fs_find_isa(config->isa);
     e->lanes = d.lanes, e->blocks = d.blocks, e->streamed = d.streamed;
     e->row_capacity = d.row_capacity, e->rows_in_flight = d.rows_in_flight;
     e->window_height = d.window_height, e->window_row = d.window_row;

@@ -9,8 +9,8 @@ static const uint64_t MOST = (uint64_t)1 << 28; /* weights of a layer, numbers o
 
 static uint32_t u16(const uint8_t *p) { return (uint32_t)p[0] | (uint32_t)p[1] << 8; }
 static uint32_t u32(const uint8_t *p) { return u16(p) | u16(p + 2) << 16; }
-static float f32(const uint8_t *p) {
-    uint32_t bits = u32(p);
+float fs_read_float(const uint8_t *p) {
+    const uint32_t bits = u32(p);
     float x;
     memcpy(&x, &bits, 4);
     return x;
@@ -35,7 +35,7 @@ void fs_read_op(const fs_program *program, uint32_t number, fs_op *op) {
     op->pool = p[24];
     op->pooling = window8(p + 25);
     op->n_weights = u32(p + 32);
-    op->eps = f32(p + 36);
+    op->eps = fs_read_float(p + 36);
 }
 
 const uint8_t *fs_structure(const fs_program *program) {
@@ -57,6 +57,10 @@ static int zero(const uint8_t *p, size_t n) {
 /* The structure of one conv: ascending, inside the layer, ending on its byte. Also the fullest row. */
 static int check_structure(fs_program *program, const fs_op *op, uint64_t row, uint64_t total, size_t *at, size_t size) {
     const uint8_t *bytes = fs_structure(program) + *at;
+    if (op->rice == FS_DENSE) {
+        if (row > program->max_taps) program->max_taps = (uint32_t)row;
+        return 1;
+    }
     fs_walk walk = fs_walk_start(bytes, size - *at, op->rice, op->n_weights);
     uint64_t row_end = row;
     uint32_t taps = 0;
@@ -82,16 +86,17 @@ static int slide(fs_size *s, const fs_window *w) {
            s->h <= UINT16_MAX && s->w <= UINT16_MAX;
 }
 
+static int fits(const fs_size *s, const fs_window *padding) {
+    return (uint64_t)s->c * (s->h + 2 * padding->ph) <= MOST &&
+           (uint64_t)s->c * (s->h + 2 * padding->ph) * (s->w + 2 * padding->pw) <= MOST;
+}
+
 static int check_pool(const fs_op *op, fs_size *s) {
     const fs_window *w = &op->pooling;
     if (op->pool > FS_POOL_INSIDE || 2 * w->ph > w->kh || 2 * w->pw > w->kw) return 0;
     if (op->pool == FS_POOL_NONE) return !(w->kh | w->kw | w->sh | w->sw | w->ph | w->pw);
-    return slide(s, w);
-}
-
-static int fits(const fs_size *s, const fs_window *padding) {
-    return (uint64_t)s->c * (s->h + 2 * padding->ph) <= MOST &&
-           (uint64_t)s->c * (s->h + 2 * padding->ph) * (s->w + 2 * padding->pw) <= MOST;
+    const fs_window none = {0};
+    return slide(s, w) && fits(s, &none);
 }
 
 static fs_status check_conv(fs_program *program, const fs_op *op, fs_size *s, size_t *at, size_t size, uint64_t *live) {
@@ -166,7 +171,7 @@ static fs_status check_header(fs_program *program, size_t *structure) {
     if (!program->classes || program->classes > 256) return FS_BAD_HEADER;
     if ((uint64_t)HEADER + 8 * program->channels + OP * program->n_ops + *structure != program->size) return FS_BAD_SIZE;
     for (uint32_t i = 0; i < 2 * program->channels; i++)
-        if (!finite32(f32(p + HEADER + 4 * i))) return FS_BAD_HEADER;
+        if (!finite32(fs_read_float(p + HEADER + 4 * i))) return FS_BAD_HEADER;
     const fs_size image = {program->channels, program->height, program->width};
     const fs_window none = {0};
     return fits(&image, &none) ? FS_OK : FS_BAD_HEADER;

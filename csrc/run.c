@@ -197,11 +197,18 @@ static double cross_entropy(const fs_engine *e, uint32_t d, uint32_t number, uin
     double sum = 0;
     for (uint32_t c = 0; c < e->program.classes; c++) sum += fs_exp((double)*logit(e, d, number, c) - largest);
     *correct += best == label;
+    if (sum != sum) return sum; /* a logit is not a number; fs_log knows only numbers */
     return fs_log(sum) - ((double)*logit(e, d, number, label) - largest);
 }
 
-static fs_status check_samples(const fs_engine *e, const fs_samples *samples) {
+static fs_status check_count(const fs_samples *samples) {
     if (!samples->count) return FS_NO_SAMPLES;
+    return samples->count > INT32_MAX ? FS_BAD_CONFIG : FS_OK; /* so that counting in batches cannot wrap */
+}
+
+static fs_status check_samples(const fs_engine *e, const fs_samples *samples) {
+    const fs_status status = check_count(samples);
+    if (status) return status;
     for (uint32_t i = 0; i < samples->count; i++)
         if (samples->labels[(size_t)i * samples->stride] >= e->program.classes) return FS_BAD_LABEL;
     return FS_OK;
@@ -244,7 +251,8 @@ fs_status fs_loss(fs_engine *e, const float *values, const float *stats, const f
 }
 
 fs_status fs_logits(fs_engine *e, const float *values, const float *stats, const fs_samples *samples, float *logits) {
-    if (!samples->count) return FS_NO_SAMPLES;
+    const fs_status status = check_count(samples);
+    if (status) return status;
     use(e, values, 0, stats);
     for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
         const fs_batch batch = next_batch(e, samples, first, 1);
@@ -256,7 +264,8 @@ fs_status fs_logits(fs_engine *e, const float *values, const float *stats, const
 }
 
 fs_status fs_batch_stats(fs_engine *e, const float *values, const fs_samples *samples, float *stats) {
-    if (!samples->count) return FS_NO_SAMPLES;
+    const fs_status status = check_count(samples);
+    if (status) return status;
     use(e, values, 0, NULL);
     memset(stats, 0, 4 * (size_t)e->program.n_stats);
     e->stats_out = stats;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import allocate_lock
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from foreseed.engine.errors import BudgetError, ForeseedError, ProgramError, Sam
 from foreseed.engine.program import Program
 from foreseed.engine.types import Buffer, Directions, Samples
 
+_ISAS = {"best": lib.FS_BEST, "plain": lib.FS_PLAIN, "avx2": lib.FS_AVX2, "avx512": lib.FS_AVX512}
 _KINDS = {"gaussian": lib.FS_GAUSSIAN, "rademacher": lib.FS_RADEMACHER}
 
 
@@ -45,6 +47,8 @@ class NativeEngine:
     `batch` images are in memory at once and `directions` perturbed copies run side by side. With a
     `memory_budget` (bytes, everything included) the largest batch up to `batch` that fits is taken; if not
     even one image fits, weights are perturbed row by row as they are used, which needs no perturbed copy.
+    `lanes`, `by_row` and `isa` choose by hand what is otherwise chosen well: results are the same bits
+    (`isa="plain"` on x86, which has no fused multiply-add there, to rounding).
     """
 
     def __init__(
@@ -56,8 +60,12 @@ class NativeEngine:
         *,
         lanes: int = 0,
         by_row: bool = False,
+        isa: str = "best",
     ) -> None:
         self.program = program
+        if isa not in _ISAS:
+            raise ForeseedError(f"instruction set {isa!r}: expected one of {', '.join(_ISAS)}")
+        self._isa = _ISAS[isa]
         self._bytes = ffi.from_buffer(program.bytes)
         self._program = ffi.new("fs_program *")
         self._open()
@@ -70,8 +78,10 @@ class NativeEngine:
         start = ffi.cast("uintptr_t", ffi.from_buffer(self._memory))
         self._arena = ffi.from_buffer(self._memory)[-int(start) % 64 : arena + 63]
         handle = ffi.new("fs_engine **")
-        _check(lib.fs_start(handle, self._program, _config(config), self._arena, arena))
+        _check(lib.fs_start(handle, self._program, self._config(config), self._arena, arena))
         self._engine = handle[0]
+        # One call at a time: C works in this engine's arena with the GIL released.
+        self._lock = allocate_lock()
 
     @property
     def planned_bytes(self) -> int:
@@ -87,7 +97,7 @@ class NativeEngine:
     def loss(self, values: Buffer, samples: Samples, stats: Buffer | None = None) -> tuple[float, int]:
         """The sum of the samples' losses, and how many were classified rightly."""
         total, correct = ffi.new("double *"), ffi.new("uint32_t *")
-        with _Samples(self.program, samples) as s:
+        with self._lock, _Samples(self.program, samples) as s:
             status = lib.fs_loss(self._engine, self._values(values), self._stats(stats), s, total, correct)
         self._check(status, samples)
         return total[0], correct[0]
@@ -95,16 +105,16 @@ class NativeEngine:
     def logits(self, values: Buffer, samples: Samples, stats: Buffer | None = None) -> array[float]:
         """The logits of every sample, row by row."""
         out = array("f", bytes(4 * samples.count * self.program.classes))
-        with _Samples(self.program, samples) as s:
-            status = lib.fs_logits(self._engine, self._values(values), self._stats(stats), s, _floats(out))
+        with self._lock, _Samples(self.program, samples) as s:
+            status = lib.fs_logits(self._engine, self._values(values), self._stats(stats), s, _out(out))
         self._check(status, samples)
         return out
 
     def batch_stats(self, values: Buffer, samples: Samples) -> array[float]:
         """The batch-norm layers' statistics over these samples: per layer the means, then the variances."""
         out = array("f", bytes(4 * self.program.n_stats))
-        with _Samples(self.program, samples) as s:
-            status = lib.fs_batch_stats(self._engine, self._values(values), s, _floats(out))
+        with self._lock, _Samples(self.program, samples) as s:
+            status = lib.fs_batch_stats(self._engine, self._values(values), s, _out(out))
         self._check(status, samples)
         return out
 
@@ -113,7 +123,7 @@ class NativeEngine:
     ) -> array[float]:
         """The sum of the samples' losses along each direction."""
         out = array("d", bytes(8 * directions.count))
-        with _Samples(self.program, samples) as s:
+        with self._lock, _Samples(self.program, samples) as s:
             status = lib.fs_probe(
                 self._engine, self._values(values), self._stats(stats), s, _directions(directions),
                 ffi.from_buffer("double[]", out),
@@ -132,7 +142,7 @@ class NativeEngine:
 
     def _plan(self, config: tuple[int, int, int, bool]) -> tuple[Planned, int, int]:
         plan = ffi.new("fs_plan *")
-        _check(lib.fs_make_plan(self._program, _config(config), plan))
+        _check(lib.fs_make_plan(self._program, self._config(config), plan))
         values = 4 * (self.program.n_live + self.program.n_stats)
         image = self._image_in_place(plan.lanes)
         return (
@@ -142,6 +152,12 @@ class NativeEngine:
             plan.arena,
             plan.lanes,
         )
+
+    def _config(self, config: tuple[int, int, int, bool]) -> Any:
+        batch, lanes, directions, by_row = config
+        if not (0 < batch < 1 << 32 and 0 < directions < 1 << 32 and 0 <= lanes <= 16):
+            _check(lib.FS_BAD_CONFIG)
+        return ffi.new("fs_config *", (batch, lanes, directions, by_row, self._isa))
 
     def _image_in_place(self, lanes: int) -> int:
         # With several lanes the image's bytes are rearranged, and counted, in the arena.
@@ -171,7 +187,11 @@ class NativeEngine:
         return _numbers(values, self.program.n_live, "values")
 
     def _stats(self, stats: Buffer | None) -> Any:
-        return ffi.NULL if stats is None else _numbers(stats, self.program.n_stats, "statistics")
+        if stats is None:
+            return ffi.NULL
+        numbers = _numbers(stats, self.program.n_stats, "statistics")
+        self.program.check_stats(memoryview(stats).cast("B").cast("f"))
+        return numbers
 
     def _check(self, status: int, samples: Samples) -> None:
         if status == lib.FS_BAD_LABEL:
@@ -195,7 +215,7 @@ def philox(counter: tuple[int, int, int, int], seed: int) -> tuple[int, int, int
 def direction(d: Directions, k: int, n: int, start: int = 0) -> array[float]:
     """Coordinates start to start + n of direction k."""
     out = array("f", bytes(4 * n))
-    lib.fs_direction(_directions(d), k, start, n, _floats(out))
+    lib.fs_direction(_directions(d), k, start, n, _out(out))
     return out
 
 
@@ -203,7 +223,7 @@ def perturb(values: Buffer, d: Directions, k: int) -> array[float]:
     """A copy of the values, moved by sigma along direction k."""
     n = memoryview(values).nbytes // 4
     out = array("f", bytes(4 * n))
-    lib.fs_perturb(_directions(d), k, 0, n, _floats(values), _floats(out))
+    lib.fs_perturb(_directions(d), k, 0, n, _floats(values), _out(out))
     return out
 
 
@@ -213,14 +233,24 @@ def accumulate(gradient: Buffer, d: Directions, coefficients: Buffer, start: int
     if given != d.count:
         raise ValuesError(f"{given} coefficients for {d.count} directions: expected one each")
     n = memoryview(gradient).nbytes // 4
-    lib.fs_accumulate(_directions(d), _floats(coefficients), start, n, _floats(gradient))
+    lib.fs_accumulate(_directions(d), _floats(coefficients), start, n, _out(gradient))
+
+
+def project(d: Directions, vector: Buffer) -> array[float]:
+    """The inner product of every direction with a vector: directional derivatives, if it is a gradient."""
+    out = array("d", bytes(8 * d.count))
+    n = memoryview(vector).nbytes // 4
+    lib.fs_project(_directions(d), _floats(vector), n, ffi.from_buffer("double[]", out))
+    return out
 
 
 def sgd(values: Buffer, momentum: Buffer | None, gradient: Buffer, lr: float, mu: float, decay: float) -> None:
     """One step of SGD with momentum and weight decay, in place."""
     n = _same_length(values, gradient, *([] if momentum is None else [momentum]))
-    velocity = ffi.NULL if momentum is None else _floats(momentum)
-    lib.fs_sgd(_floats(values), velocity, _floats(gradient), n, lr, mu, decay)
+    if momentum is None and mu:
+        raise ValuesError(f"momentum {mu} without a momentum vector: give one, or set momentum to 0")
+    velocity = ffi.NULL if momentum is None else _out(momentum)
+    lib.fs_sgd(_out(values), velocity, _floats(gradient), n, lr, mu, decay)
 
 
 def adam(
@@ -239,7 +269,7 @@ def adam(
     """One step of Adam, in place; k1 and k2 are the bias corrections 1/(1 - beta^t)."""
     n = _same_length(values, m, v, gradient)
     lib.fs_adam(
-        _floats(values), _floats(m), _floats(v), _floats(gradient), n, lr, beta1, beta2, eps, decay, k1, k2
+        _out(values), _out(m), _out(v), _floats(gradient), n, lr, beta1, beta2, eps, decay, k1, k2
     )  # fmt: skip
 
 
@@ -259,20 +289,26 @@ def _check(status: int) -> None:
     if status == lib.FS_NOT_FINITE:
         raise ValuesError("the loss is not finite: the values have grown too large; lower the learning rate or sigma")
     if status == lib.FS_BAD_CONFIG:
-        raise ForeseedError("batch and directions must be at least 1, lanes 1, 2, 4, 8 or 16, and all must fit memory")
+        raise ForeseedError(
+            "batch and directions must be at least 1 (directions 1 with by_row), lanes 1, 2, 4, 8 or 16, the "
+            "instruction set one of this machine, and all must fit memory"
+        )
     if status:
         raise ForeseedError(f"the engine refused to start (status {status})")
 
 
-def _config(config: tuple[int, int, int, bool]) -> Any:
-    batch, lanes, directions, by_row = config
-    if batch < 1 or directions < 1 or lanes < 0:
-        _check(lib.FS_BAD_CONFIG)
-    return ffi.new("fs_config *", {"batch": batch, "lanes": lanes, "directions": directions, "by_row": by_row})
+def _floats(numbers: Buffer, writable: bool = False) -> Any:
+    floats = ffi.from_buffer("float[]", numbers, require_writable=writable)
+    if int(ffi.cast("uintptr_t", floats)) % 4:
+        raise ValuesError(
+            "numbers that do not start at a multiple of four bytes: give a buffer of whole float32 numbers"
+        )
+    return floats
 
 
-def _floats(numbers: Buffer) -> Any:
-    return ffi.from_buffer("float[]", numbers)
+def _out(numbers: Buffer) -> Any:
+    """A buffer that C writes."""
+    return _floats(numbers, writable=True)
 
 
 def _numbers(numbers: Buffer, n: int, what: str) -> Any:

@@ -128,7 +128,9 @@ class Program:
     def _parse(self) -> None:
         data = self.bytes
         if len(data) < _HEADER.size:
-            raise ProgramError(f"program truncated: {len(data)} bytes, its header alone has {_HEADER.size}; get it again")
+            raise ProgramError(
+                f"program truncated: {len(data)} bytes, its header alone has {_HEADER.size}; get it again"
+            )
         (magic, version, n_ops, c, h, w, self.classes, self.n_live, self.n_stats, n_structure, reserved) = (
             _HEADER.unpack_from(data)
         )
@@ -175,7 +177,9 @@ class Program:
         shapes = [self.input_shape]
         for i, op in enumerate(self.ops):
             if op.a > i or op.b > i:
-                raise ProgramError(f"op {i} reads tensor {max(op.a, op.b)}, which is made later; the program is damaged")
+                raise ProgramError(
+                    f"op {i} reads tensor {max(op.a, op.b)}, which is made later; the program is damaged"
+                )
             c, h, w = shapes[op.a]
             if op.kind is Kind.CONV:
                 c, (h, w) = op.channels, _slide((h, w), op.window, i)
@@ -212,6 +216,19 @@ class Program:
         """The same, had nothing been pruned."""
         return sum(layer.dense_macs for layer in self.layers())
 
+    def check_stats(self, stats: Sequence[float]) -> None:
+        """Refuse statistics with a negative variance."""
+        at = 0
+        for i, op in enumerate(self.ops):
+            if op.kind is Kind.NORM and not op.groups:
+                channels = self.shapes()[op.a][0]
+                lowest = min(stats[at + channels : at + 2 * channels])
+                if lowest < 0:
+                    raise ValuesError(
+                        f"statistics of op {i}: a variance of {lowest}; expected 0 or more, get a good copy"
+                    )
+                at += 2 * channels
+
     def live(self) -> Iterator[tuple[int, range | array[int]]]:
         """The live weights of every conv: (op number, their indices in the layer's own numbering)."""
         shapes, at = self.shapes(), self._structure_at
@@ -235,6 +252,7 @@ class Program:
     ) -> None:
         """Write `model.fsp`; the file is there whole or not at all."""
         raw, raw_stats = _floats(values, self.n_live, "values"), _floats(stats, self.n_stats, "statistics")
+        self.check_stats(array("f", raw_stats))
         meta = json.dumps({"layers": self._names}).encode() if self._names else b""
         body = b"".join(
             (
@@ -273,7 +291,9 @@ def load(path: str | os.PathLike[str]) -> Model:
     if magic != FILE_MAGIC:
         raise ProgramError(f"{path}: not a foreseed model: it starts with {magic!r}, expected {FILE_MAGIC!r}")
     if version > VERSION:
-        raise ProgramError(f"{path}: version {version} is from the future: this foreseed reads up to {VERSION}; upgrade it")
+        raise ProgramError(
+            f"{path}: version {version} is from the future: this foreseed reads up to {VERSION}; upgrade it"
+        )
     expected = _FILE_HEADER.size + n_program + 4 * (n_live + n_stats) + n_meta + 32
     if version < 1 or reserved or len(data) != expected:
         raise ProgramError(
@@ -292,6 +312,7 @@ def load(path: str | os.PathLike[str]) -> Model:
     values, stats = array("f", data[at : at + 4 * n_live]), array("f", data[at + 4 * n_live :][: 4 * n_stats])
     check_finite(values, f"{path}: values")
     check_finite(stats, f"{path}: statistics")
+    program.check_stats(stats)
     return Model(program, values, stats)
 
 

@@ -71,7 +71,7 @@ class ReferenceEngine:
 
     def loss(self, values: Buffer, samples: Samples, stats: Buffer | None = None) -> tuple[float, int]:
         """The sum of the images' cross-entropy losses, and how many of them were classified correctly."""
-        images, labels = self._open(samples)
+        images, labels = self._open_labelled(samples)
         return self._loss(self._values(values), images, labels, self._frozen(stats))
 
     def logits(self, values: Buffer, samples: Samples, stats: Buffer | None = None) -> array[float]:
@@ -85,7 +85,7 @@ class ReferenceEngine:
         self, values: Buffer, samples: Samples, directions: Directions, stats: Buffer | None = None
     ) -> array[float]:
         """For each direction the loss of the values perturbed along it."""
-        images, labels = self._open(samples)
+        images, labels = self._open_labelled(samples)
         w, frozen = self._values(values), self._frozen(stats)
         return array(
             "d", [self._loss(perturb(w, directions, k), images, labels, frozen)[0] for k in directions.numbers()]
@@ -169,14 +169,18 @@ class ReferenceEngine:
                 "check the shard, its offsets and the program's input shape"
             )
         labels = as_strided(raw[samples.label_offset :], (samples.count,), (samples.stride,), writeable=False)
+        strides = (samples.stride, h * w, w, 1)
+        return as_strided(raw[samples.image_offset :], (samples.count, c, h, w), strides, writeable=False), labels
+
+    def _open_labelled(self, samples: Samples) -> tuple[Bytes, Bytes]:
+        images, labels = self._open(samples)
         bad = np.flatnonzero(labels >= self.program.classes)
         if len(bad):
             raise SamplesError(
                 f"sample {bad[0]} has label {labels[bad[0]]}: expected less than {self.program.classes}, "
                 "the classes of the program; check the shard"
             )
-        strides = (samples.stride, h * w, w, 1)
-        return as_strided(raw[samples.image_offset :], (samples.count, c, h, w), strides, writeable=False), labels
+        return images, labels
 
 
 def _indices(live: range | array[int]) -> slice | NDArray[np.uint32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from foreseed.engine.errors import SamplesError
+from foreseed.engine.errors import ForeseedError, SamplesError
 
 Buffer: TypeAlias = Any
 """Anything with the buffer protocol: bytes, bytearray, memoryview, array, mmap, a NumPy array."""
@@ -63,6 +63,15 @@ class Directions:
     step: int = 1
     kind: DirectionKind = "gaussian"
     sigma: float = 1e-4
+
+    def __post_init__(self) -> None:
+        last = self.first + self.step * (self.count - 1)
+        if not 0 <= self.seed < 1 << 64:
+            raise ForeseedError(f"seed {self.seed}: expected a number from 0 to 2^64 - 1")
+        if self.count < 1 or min(self.first, self.step, last) < 0 or max(self.round, self.device, last) >= 1 << 32:
+            raise ForeseedError(f"{self}: expected at least one direction, and numbers below 2^32")
+        if self.kind not in ("gaussian", "rademacher"):
+            raise ForeseedError(f"directions of kind {self.kind!r}: expected 'gaussian' or 'rademacher'")
 
     def numbers(self) -> range:
         """The numbers k of these directions."""
