@@ -299,7 +299,7 @@ def _check(status: int) -> None:
 
 def _floats(numbers: Buffer, writable: bool = False) -> Any:
     floats = ffi.from_buffer("float[]", numbers, require_writable=writable)
-    if int(ffi.cast("uintptr_t", floats)) % 4:
+    if len(floats) and int(ffi.cast("uintptr_t", floats)) % 4:
         raise ValuesError(
             "numbers that do not start at a multiple of four bytes: give a buffer of whole float32 numbers"
         )

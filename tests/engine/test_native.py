@@ -1,0 +1,169 @@
+"""Promises that only the C engine makes: plans, budgets, and the same bits however it runs."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreseed.engine import BudgetError, Directions, ForeseedError, Samples, SamplesError, ValuesError
+from foreseed.engine.native import NativeEngine, isa, perturb
+from foreseed.models import build, compile
+from tests.engine.programs import programs
+
+BATCHES = (
+    {"batch": 1}, {"batch": 5}, {"batch": 7, "lanes": 2}, {"batch": 16}, {"batch": 33, "lanes": 8},
+    {"batch": 40, "lanes": 16, "directions": 5}, {"batch": 3, "lanes": 4, "by_row": True}, {"batch": 1, "by_row": True},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lenet():
+    model = build("lenet5", (3, 32, 32), 10)
+    rng = np.random.default_rng(0)
+    shares = {"conv1": 0.744, "conv2": 0.70, "fc1": 0.071, "fc2": 0.042, "fc3": 0.408}
+    weights = [(name, p) for name, p in model.named_parameters() if p.dim() > 1]
+    mask = {name: np_mask(rng, p.shape, share) for (name, p), share in zip(weights, shares.values(), strict=True)}
+    return compile(model, mask)
+
+
+def np_mask(rng, shape, share):
+    import torch
+
+    flat = np.zeros(int(np.prod(shape)), bool)
+    flat[rng.choice(flat.size, round(share * flat.size), replace=False)] = True
+    return torch.from_numpy(flat.reshape(shape))
+
+
+def shard(count: int, image_bytes: int = 3072, classes: int = 10) -> Samples:
+    rows = np.random.default_rng(1).integers(0, 256, (count, image_bytes + 1), dtype=np.uint8)
+    rows[:, 0] %= classes
+    return Samples.records(rows.tobytes(), image_bytes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.sampled_from(BATCHES[1:]))
+def test_same_bits_for_every_batch_layout_and_instruction_set(drawn, how):
+    program, values, samples = drawn.program, drawn.values, drawn.samples
+    if program.n_stats:  # with the statistics of a batch, its size is part of the question
+        how = {**how, "batch": 1, "lanes": how.get("lanes", 0)}
+    wanted = NativeEngine(program, batch=1)
+    directions = Directions(3, 1, 4, 6, kind="gaussian", sigma=1e-3)
+    expected = wanted.probe(values, samples, directions).tobytes(), wanted.logits(values, samples).tobytes()
+    for instructions in {"avx2", isa()} - ({"avx2"} if isa() == "plain" else set()):
+        engine = NativeEngine(program, **how, isa=instructions)
+        assert engine.probe(values, samples, directions).tobytes() == expected[0]
+        assert engine.logits(values, samples).tobytes() == expected[1]
+        assert engine.observed_bytes <= engine.planned_bytes
+
+
+@settings(max_examples=30, deadline=None)
+@given(programs(), st.sampled_from(BATCHES))
+def test_plain_loops_agree_to_rounding(drawn, how):
+    if drawn.program.n_stats:
+        how = {**how, "batch": 1}
+    plain = NativeEngine(drawn.program, **how, isa="plain").logits(drawn.values, drawn.samples)
+    best = NativeEngine(drawn.program, **how).logits(drawn.values, drawn.samples)
+    scale = max(1.0, *(abs(x) for x in best))
+    assert np.allclose(plain, best, rtol=0, atol=2e-4 * scale)
+
+
+def test_two_threads_give_the_bits_of_one(lenet):
+    program, values = lenet
+    samples, k = shard(48), 20
+    whole = NativeEngine(program, batch=32, directions=4).probe(values, samples, Directions(1, 2, 3, k))
+    halves: dict[int, array[float]] = {}
+
+    def probe(first: int) -> None:
+        engine = NativeEngine(program, batch=32, directions=4)
+        halves[first] = engine.probe(values, samples, Directions(1, 2, 3, k // 2, first=first, step=2))
+
+    threads = [threading.Thread(target=probe, args=(first,)) for first in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert halves[0] == whole[0::2]
+    assert halves[1] == whole[1::2]
+
+
+def test_probe_is_the_loss_of_perturbed_values(lenet):
+    program, values = lenet
+    engine, samples = NativeEngine(program, batch=32, directions=4), shard(40)
+    directions = Directions(9, 8, 7, 5, first=2, step=3, kind="rademacher", sigma=0.01)
+    losses = engine.probe(values, samples, directions)
+    for k, loss in zip(directions.numbers(), losses, strict=True):
+        assert engine.loss(perturb(values, directions, k), samples)[0] == loss
+
+
+def test_pruned_lenet_fits_96_kib_with_everything_and_64_without_a_perturbed_copy(lenet):
+    program, _ = lenet
+    assert NativeEngine(program, batch=1).planned_bytes <= 96 * 1024
+    small = NativeEngine(program, memory_budget=64 * 1024)
+    assert small.planned_bytes <= 64 * 1024
+    assert small.by_row
+
+
+def test_budget_picks_the_largest_batch_that_fits(lenet):
+    program, _ = lenet
+    for budget in (70_000, 100_000, 300_000, 700_000):
+        engine = NativeEngine(program, batch=64, memory_budget=budget)
+        assert engine.planned_bytes <= budget
+        assert engine.batch == 64 or NativeEngine(program, batch=engine.batch + 1).planned_bytes > budget
+
+
+def test_budget_too_small_says_what_is_needed(lenet):
+    program, _ = lenet
+    with pytest.raises(BudgetError, match=r"needs at least \d+ bytes, the budget is 1000") as caught:
+        NativeEngine(program, memory_budget=1000)
+    assert NativeEngine(program, memory_budget=caught.value.needed).planned_bytes == caught.value.needed
+
+
+def test_label_out_of_range_is_named(lenet):
+    program, values = lenet
+    rows = np.zeros((3, 3073), np.uint8)
+    rows[1, 0] = 10
+    with pytest.raises(SamplesError, match="sample 1 has label 10, the program has 10 classes"):
+        NativeEngine(program).loss(values, Samples.records(rows.tobytes(), 3072))
+
+
+def test_samples_beyond_their_buffer_are_refused(lenet):
+    program, values = lenet
+    with pytest.raises(SamplesError, match="reach beyond"):
+        NativeEngine(program).loss(values, Samples(b"\0" * 3073, 2, 3073))
+    with pytest.raises(SamplesError, match="at least one"):
+        NativeEngine(program).loss(values, Samples(b"\0" * 3073, 0, 3073))
+
+
+def test_values_of_another_length_or_not_finite_are_refused(lenet):
+    program, values = lenet
+    engine, samples = NativeEngine(program), shard(2)
+    with pytest.raises(ValuesError, match=f"expected {4 * program.n_live}"):
+        engine.loss(values[:-1], samples)
+    broken = array("f", values)
+    broken[7] = float("nan")
+    with pytest.raises(ValuesError, match="number 7 is nan"):
+        engine.probe(broken, samples, Directions(1, 1, 1, 1))
+
+
+def test_overflow_is_an_error_not_a_number(lenet):
+    program, values = lenet
+    huge = array("f", (x * 1e30 for x in values))
+    with pytest.raises(ValuesError, match="not finite"):
+        NativeEngine(program).loss(huge, shard(2))
+
+
+@pytest.mark.parametrize("how", [{"batch": 0}, {"directions": 0}, {"lanes": 3}, {"isa": "sse9"}, {"batch": 1 << 40}])
+def test_nonsense_configurations_are_refused(lenet, how):
+    with pytest.raises(ForeseedError):
+        NativeEngine(lenet[0], **how)
+
+
+@pytest.mark.parametrize("how", [{"count": 0}, {"seed": -1}, {"seed": 1 << 64}, {"kind": "x"}, {"device": 1 << 32}])
+def test_nonsense_directions_are_refused(how):
+    with pytest.raises(ForeseedError):
+        Directions(**{"seed": 1, "round": 1, "device": 1, "count": 1, **how})
