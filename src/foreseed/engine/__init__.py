@@ -6,12 +6,12 @@ from foreseed.engine.types import SHARED_DEVICE, Directions, Samples
 
 try:
     from foreseed.engine.native import NativeEngine as Engine
-    from foreseed.engine.native import accumulate, adam, direction, perturb, sgd
+    from foreseed.engine.native import accumulate, adam, direction, perturb, project, sgd
 except ImportError:
     import warnings
 
     from foreseed.engine.reference import ReferenceEngine as Engine  # type: ignore[assignment]
-    from foreseed.engine.reference import accumulate, adam, direction, perturb, sgd  # type: ignore[assignment]
+    from foreseed.engine.reference import accumulate, adam, direction, perturb, project, sgd  # type: ignore[assignment]
 
     warnings.warn(
         "foreseed's C engine was not built here (no C compiler was found when it was installed): "
@@ -37,5 +37,6 @@ __all__ = [
     "direction",
     "load",
     "perturb",
+    "project",
     "sgd",
 ]

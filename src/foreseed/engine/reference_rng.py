@@ -6,6 +6,7 @@ with an add, so what stands here is what every other implementation must give.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -116,6 +117,21 @@ def accumulate(gradient: Buffer, d: Directions, coefficients: Buffer, start: int
 
 
 @np.errstate(over="ignore", invalid="ignore")
+def project(d: Directions, vector: Buffer) -> array[float]:
+    """The inner product of every direction with a vector: directional derivatives, if it is a gradient."""
+    numbers = np.frombuffer(vector, np.float32)
+    # Eight chains of float64 sums, coordinate j in chain j mod 8, then the chains in order: as the C engine adds.
+    padded = np.zeros(-(-len(numbers) // 8) * 8)
+    sums = []
+    for k in d.numbers():
+        padded[: len(numbers)] = direction(d, k, len(numbers)).astype(np.float64) * numbers
+        total = 0.0
+        for chain in padded.reshape(-1, 8).cumsum(axis=0)[-1] if len(padded) else ():
+            total += float(chain)
+        sums.append(total)
+    return array("d", sums)
+
+
 def sgd(values: Buffer, momentum: Buffer | None, gradient: Buffer, lr: float, mu: float, decay: float) -> None:
     """One step of gradient descent, in place; without a momentum `mu` must be 0."""
     if momentum is None and mu != 0:

@@ -1,0 +1,11 @@
+"""An experiment as one typed file: every key checked, every mistake named."""
+
+from foreseed.config.errors import ConfigError as ConfigError
+from foreseed.config.fingerprint import differences as differences
+from foreseed.config.fingerprint import fingerprint as fingerprint
+from foreseed.config.load import load as load
+from foreseed.config.schema import Config as Config
+from foreseed.config.schema import Data as Data
+from foreseed.config.schema import Model as Model
+from foreseed.config.schema import Prune as Prune
+from foreseed.config.schema import Train as Train

@@ -1,0 +1,312 @@
+"""Every key of an experiment: its type, its default, its bounds and its trade-off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from foreseed.config import toml
+from foreseed.config.errors import ConfigError, did_you_mean, explain, rule
+
+Method: TypeAlias = Literal["ntk-baffle", "baffle", "fedavg", "ntk-fedavg"]
+
+# Rounds, devices and directions are 32-bit words of the random generator's counter.
+Count: TypeAlias = Annotated[int, Field(ge=1, le=2**32 - 1)]
+# The bound keeps numbers inside float32, which is what devices compute with.
+Positive: TypeAlias = Annotated[float, Field(gt=0, le=10**9)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=10**9)]
+
+# Written out, since the rooms that hold them import NumPy and PyTorch, which a config does not need.
+DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
+MODELS = ("lenet5", "lenet5-wide", "resnet20")
+
+
+class _Table(BaseModel):
+    # Strict: true is no number and 300.0 no integer. Defaults are checked too, against the keys that were given.
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _printable(cls, value: Any) -> Any:
+        if isinstance(value, str) and not value.isprintable():
+            raise rule("text of printable characters")
+        return value
+
+
+class Data(_Table):
+    """The keys of [data]."""
+
+    set: str = Field(
+        default="digits",
+        description="digits is built in and quick, cifar10 and cifar100 are the paper's; or ./folder or file.npz",
+    )
+    root: str = Field(default="", description='where data sets lie; "" = $FORESEED_DATA, or the cache')
+    partition: Literal["dirichlet", "iid", "k-classes"] = Field(
+        default="dirichlet",
+        description="dirichlet: uneven, the paper's; iid: the easy case; k-classes: few classes a device",
+    )
+    beta: Positive = Field(default=0.3, description="dirichlet: 0.1 is very uneven and hard, 100 nearly even")
+    classes_per_device: Count = Field(default=2, description="k-classes: fewer are harder")
+    devices: Count = Field(default=20, description="more devices hold fewer images each")
+    per_round: Count = Field(
+        default=10, description="devices asked in a round: more mean less noise, at that much more cost"
+    )
+    min_size: Count = Field(
+        default=10, description="dirichlet: fewest images of a device; more steady the round, but even the shares out"
+    )
+
+    @field_validator("set")
+    @classmethod
+    def _known_set(cls, value: str) -> str:
+        if value not in DATA_SETS and not re.search(r"[./\\]", value):
+            names = ", ".join(DATA_SETS)
+            raise rule(f"one of {names}, or a path such as ./folder or file.npz{did_you_mean(value, DATA_SETS)}")
+        return value
+
+    @field_validator("per_round")
+    @classmethod
+    def _no_more_than_there_are(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("devices", value):
+            raise rule(f"at most data.devices, which is {info.data['devices']}")
+        return value
+
+
+class Model(_Table):
+    """The keys of [model]."""
+
+    name: str = Field(
+        default="lenet5",
+        description="lenet5 is small and quick, lenet5-wide and resnet20 are the paper's; or package.module:factory",
+    )
+    activation: Literal["hardswish", "relu"] = Field(
+        default="hardswish",
+        description="hardswish is smooth, which suits probing by small steps; relu is a little cheaper",
+    )
+    norm: Literal["group", "batch"] = Field(
+        default="group",
+        description="resnet20: group keeps no statistics; batch is the paper's, its devices send theirs",
+    )
+    init: Literal["kaiming", "torch"] = Field(
+        default="kaiming",
+        description="kaiming keeps the signal's size from layer to layer; torch, PyTorch's own, starts smaller",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _known_model(cls, value: str) -> str:
+        if value not in MODELS and ":" not in value:
+            raise rule(f"one of {', '.join(MODELS)}, or package.module:factory{did_you_mean(value, MODELS)}")
+        return value
+
+
+class Prune(_Table):
+    """The keys of [prune]."""
+
+    pruner: Literal["ntk-rand", "ntk-ori", "random", "magnitude"] = Field(
+        default="ntk-rand",
+        description="ntk-rand needs no data; ntk-ori makes devices backpropagate; random, magnitude are controls",
+    )
+    density: float = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="share of weights that live: few are cheap and well estimated, but express less",
+    )
+    iterations: Count = Field(default=50, description="pruning in more, smaller steps chooses better and takes longer")
+    redraws: Count = Field(
+        default=5, description="draws a step: below 5 dead units mislead the scores; time grows with it"
+    )
+    redraw_weights: bool = Field(
+        default=True,
+        description="true scores the architecture, over fresh weights; false the initial weights themselves",
+    )
+    batch: Count = Field(default=100, description="inputs of a draw: more steady the scores and take longer")
+    epsilon: Positive = Field(
+        default=0.01, description="size of the change that is scored; the ranking hardly depends on it"
+    )
+    rescale: bool = Field(
+        default=True, description="true scales what survives so that the signal keeps its size; false is the paper"
+    )
+
+
+class Train(_Table):
+    """The keys of [train]."""
+
+    k: Count = Field(
+        default=50, description="directions a device probes in a round: error falls as 1/k, forward passes grow with k"
+    )
+    sigma: float = Field(
+        default=1e-4, ge=1e-8, le=1, description="length of a probe: long ones are biased, short ones drown in rounding"
+    )
+    direction: Literal["gaussian", "rademacher"] = Field(
+        default="gaussian", description="gaussian is the paper's; rademacher costs far less to make"
+    )
+    seeds: Literal["per-device", "shared"] = Field(
+        default="per-device",
+        description="per-device: k directions for each device; shared: k in all, but a shorter update log",
+    )
+    spread: Count = Field(
+        default=1,
+        description="probe on 1/spread of the images: that many times fewer passes, each noisier; 1 is the paper",
+    )
+    difference: Literal["forward", "central"] = Field(
+        default="forward", description="forward: k + 1 passes; central: 2k passes, less bias"
+    )
+    local_steps: Count = Field(
+        default=1,
+        description="a device's own steps in a round: quicker at first, but devices drift apart and send more",
+    )
+    local_lr: Positive = Field(
+        default=0.01, description="of local steps, if there are more than 1: larger learns quicker and drifts more"
+    )
+    optimiser: Literal["sgd", "adam"] = Field(
+        default="sgd",
+        description="of the server: sgd is the paper's; adam adapts to each weight and keeps twice the state",
+    )
+    lr: Positive = Field(
+        default=0.01,
+        description="larger is quicker until noise wins; scale it with k x per_round / live weights, tune it by method",
+    )
+    momentum: float = Field(
+        default=0.9,
+        ge=0,
+        lt=1,
+        description="of sgd: averages noise out, but makes a step 1 / (1 - momentum) times larger",
+    )
+    weight_decay: NotNegative = Field(default=0.0, description="pulls weights to 0: less overfitting, slower fitting")
+    lr_decay: float = Field(
+        default=0.998,
+        gt=0,
+        le=1,
+        description="lr's factor a round: 0.998 halves it every 346 rounds and calms the end; 1 = off",
+    )
+    clip: NotNegative = Field(
+        default=0.0,
+        description="largest L2 norm of a round's estimate: tames bad rounds, but shortens good ones; 0 = off",
+    )
+    ema: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="decay of an averaged copy for tests: a smoother curve, twice the tests; 0 = off",
+    )
+    epochs: Count = Field(
+        default=1, description="backpropagation: local epochs; more need fewer rounds, but devices drift apart"
+    )
+    batch: Count = Field(
+        default=32, description="images a step (backpropagation) or a BatchNorm batch: more need more memory"
+    )
+
+    @field_validator("spread")
+    @classmethod
+    def _a_direction_for_each_part(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("k", value):
+            raise rule(f"at most train.k, which is {info.data['k']}")
+        return value
+
+
+class Config(_Table):
+    """An experiment, checked and complete; it cannot be changed, only copied with changes by `with_`."""
+
+    method: Method = Field(
+        default="ntk-baffle",
+        description="ntk-baffle (pruned), baffle (dense): forward passes only; fedavg, ntk-fedavg: backpropagation",
+    )
+    seed: int = Field(
+        default=0, ge=0, le=2**63 - 1, description="decides every random draw; one seed is a pointer, not a result"
+    )
+    rounds: Count = Field(default=300, description="more learn more, until lr_decay leaves nothing to learn with")
+    eval_every: Count = Field(
+        default=10, description="rounds from test to test: small draws a fine curve, large saves time"
+    )
+    workers: int = Field(
+        default=0, ge=0, le=2**16, description="processes, 0 = one a core; the result is the same for any number"
+    )
+    engine: Literal["difference", "exact"] = Field(
+        default="difference",
+        description="difference: what a device does; exact: its limit by autograd, tens of times quicker",
+    )
+    name: str = Field(default="", description='folder of the results under runs/; "" = the method')
+    data: Data = Field(default=Data(), description="what is learnt, and who holds which part of it")
+    model: Model = Field(default=Model(), description="what is trained")
+    prune: Prune = Field(
+        default=Prune(), description="which weights live, decided before training; baffle and fedavg keep all"
+    )
+    train: Train = Field(default=Train(), description="how a round learns")
+
+    @property
+    def is_bp(self) -> bool:
+        """Whether devices backpropagate."""
+        return self.method in ("fedavg", "ntk-fedavg")
+
+    @property
+    def effective_density(self) -> float:
+        """The share of weights that live; the dense methods keep all, whatever [prune] says."""
+        return self.prune.density if self.method.startswith("ntk-") else 1.0
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether there is a mask."""
+        return self.effective_density < 1
+
+    @property
+    def run_name(self) -> str:
+        """The name of the results' folder."""
+        return self.name or self.method
+
+    def with_(self, overrides: Mapping[str, Any]) -> Config:
+        """A copy with other values, by dotted key, checked like a file: `config.with_({"train.k": 100})`."""
+        tables = self.model_dump()
+        for key, value in overrides.items():
+            merge(tables, nested(key, value))
+        return Config.model_validate(tables)
+
+    def to_toml(self) -> str:
+        """The file of this config, every key with its trade-off; it loads back to an equal config."""
+        return toml.document(self)
+
+    @field_validator("name")
+    @classmethod
+    def _a_folder_name(cls, value: str) -> str:
+        if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?", value):
+            raise rule(
+                "a folder's name: at most 100 letters, digits, dots, dashes and underscores, no dot or dash first"
+            )
+        return value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explained(cls, given: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        try:
+            return handler(given)
+        except ValidationError as error:
+            problems = error.errors(include_url=False, include_context=False)
+            raise ConfigError(explain(cls, problems, info.context or {})) from None
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """The tables that give one dotted key a value."""
+    for name in reversed(key.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def merge(tables: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Write what was given over the tables, key by key."""
+    for name, value in given.items():
+        if isinstance(value, dict) and isinstance(tables.get(name), dict):
+            tables[name] |= value
+        else:
+            tables[name] = value

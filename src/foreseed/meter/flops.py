@@ -1,0 +1,61 @@
+"""What a device computes: forward passes and FLOPs, counted from the program. Standard library only.
+
+A FLOP is half a multiply-accumulate of a weight. What pruning leaves and what a dense model would take always stand
+side by side, since masked tensors of a dense library save nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foreseed.device.answer import split
+from foreseed.engine.program import Program
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a device (or several, added up) computes."""
+
+    forward_passes: int = 0
+    """Single images, forward. A backward pass counts as two."""
+    flops: int = 0
+    """Of live weights."""
+    dense_flops: int = 0
+    """The same, had nothing been pruned."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.forward_passes + other.forward_passes, self.flops + other.flops, self.dense_flops + other.dense_flops
+        )
+
+
+def forward_flops(program: Program) -> int:
+    """FLOPs of the live weights for one image's forward pass."""
+    return 2 * program.macs
+
+
+def dense_forward_flops(program: Program) -> int:
+    """The same, had nothing been pruned."""
+    return 2 * program.dense_macs
+
+
+def bp_free_work(
+    program: Program, samples: int, k: int, spread: int = 1, central: bool = False, local_steps: int = 1
+) -> Work:
+    """What a device computes to answer one round over `samples` images, exactly as `foreseed.device.answer` goes.
+
+    In every local step each direction takes a pass over its part of the images, on both sides for central differences;
+    forward differences take one more over all images, for the base losses. Parts may differ by an image.
+    """
+    parts = split(samples, spread)
+    probes = sum(count * len(range(part, k, len(parts))) for part, (_, count) in enumerate(parts))
+    return _work(program, local_steps * (2 * probes if central else samples + probes))
+
+
+def bp_work(program: Program, samples: int, epochs: int = 1) -> Work:
+    """What a device computes to train by backpropagation on `samples` images: forward once, backward twice that."""
+    return _work(program, 3 * epochs * samples)
+
+
+def _work(program: Program, forward_passes: int) -> Work:
+    return Work(forward_passes, forward_passes * forward_flops(program), forward_passes * dense_forward_flops(program))

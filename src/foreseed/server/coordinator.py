@@ -1,0 +1,256 @@
+"""The coordinator: a state machine that takes messages and returns messages. It does no I/O.
+
+A round: `open` samples devices and writes their orders, `receive` takes replies, `close` aggregates
+(paper Eq. 16), steps the optimiser and returns the update for the log. The simulator and a real fleet are thin
+drivers around it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from foreseed.engine import SHARED_DEVICE, ForeseedError
+from foreseed.engine.types import DirectionKind
+from foreseed.engine.update import apply_step, estimate
+from foreseed.server.optimiser import Optimiser
+from foreseed.wire import CatchUp, OrderMessage, Reply, Update, encode, values_hash
+
+Vector = npt.NDArray[np.float32]
+Map = Callable[[Callable[[tuple[int, int]], None], Iterable[tuple[int, int]]], Iterable[None]]
+
+
+class NotFiniteError(ForeseedError):
+    """The update would make values that are not finite; the state before it is kept."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What every order of a run says."""
+
+    run: bytes
+    seed: int
+    devices: int
+    per_round: int
+    k: int
+    sigma: float
+    kind: DirectionKind = "gaussian"
+    seeds: Literal["per-device", "shared"] = "per-device"
+    spread: int = 1
+    central: bool = False
+    local_steps: int = 1
+    local_lr: float = 0.01
+    clip: float = 0.0
+    """Largest L2 norm of the aggregated estimate; 0 = no limit."""
+
+    @property
+    def scalars(self) -> int:
+        """Loss differences in a reply."""
+        return self.k * self.local_steps
+
+
+@dataclass
+class State:
+    """All that a coordinator must not lose."""
+
+    round: int
+    """Rounds closed so far."""
+    values: Vector
+    buffers: list[Vector]
+    """The optimiser's vectors."""
+    stats: Vector
+    """Batch-norm statistics, averaged over the devices of the last round."""
+    last_seen: npt.NDArray[np.int32]
+    """The round whose values each device holds; -1 = none."""
+    log_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Encoded size of every update so far, to know what a catch-up would cost."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """What a closed round did."""
+
+    update: Update
+    lr: float
+    base_loss: float
+    """Mean loss of the devices that answered, weighted by their samples."""
+    samples: int
+    replies: tuple[Reply, ...]
+
+
+class Coordinator:
+    """The server's side of a BP-free run."""
+
+    def __init__(self, rules: Rules, optimiser: Optimiser, state: State, log: Sequence[Update] = ()) -> None:
+        self.rules, self.optimiser, self.state = rules, optimiser, state
+        self.log = list(log)
+        self.refused: Counter[str] = Counter()
+        """Replies that changed nothing, by reason."""
+        self._asked: list[int] = []
+        self._replies: dict[int, Reply] = {}
+
+    @staticmethod
+    def start(rules: Rules, optimiser: Optimiser, values: npt.ArrayLike, stats: npt.ArrayLike = ()) -> Coordinator:
+        """A coordinator before its first round."""
+        vector = np.array(values, np.float32)
+        buffers = [np.zeros_like(vector) for _ in range(optimiser.n_buffers)]
+        seen = np.full(rules.devices, -1, np.int32)
+        return Coordinator(rules, optimiser, State(0, vector, buffers, np.array(stats, np.float32), seen))
+
+    @property
+    def round(self) -> int:
+        """The round that is open, or would be opened next (counted from 1)."""
+        return self.state.round + 1
+
+    def open(self, present: Sequence[int] | None = None) -> list[OrderMessage]:
+        """Sample the devices of the round (without replacement) and write their orders."""
+        pool = np.arange(self.rules.devices) if present is None else np.asarray(present)
+        rng = np.random.default_rng([self.rules.seed & 0xFFFFFFFF, self.rules.seed >> 32, self.round])
+        chosen = rng.choice(pool, min(self.rules.per_round, len(pool)), replace=False)
+        self._asked = [int(device) for device in np.sort(chosen)]
+        self._replies = {}
+        hash_ = values_hash(self.state.values)
+        return [self._order(device, hash_) for device in self._asked]
+
+    def receive(self, reply: Reply) -> str | None:
+        """Take a reply; returns None, or why it was refused (it then changed nothing)."""
+        reason = self._fault(reply)
+        if reason is None:
+            self._replies[reply.device] = reply
+        else:
+            self.refused[reason] += 1
+        return reason
+
+    def close(self, spread_over: Map = map) -> Closed:
+        """Aggregate the replies, step, and go to the next round.
+
+        `spread_over` maps a function over ranges of coordinates; a thread pool's `map` makes it parallel, with the
+        same bits, since coordinates are independent.
+        """
+        replies = tuple(self._replies[device] for device in sorted(self._replies))
+        if not replies:
+            raise ForeseedError(f"round {self.round} has no replies to close with; wait, or ask other devices")
+        total = sum(reply.samples for reply in replies)
+        update = self._update(replies, total)
+        gradient = self._estimate(update, spread_over)
+        if self.rules.clip:
+            update, gradient = self._clipped(update, gradient, spread_over)
+        values, buffers = self.state.values.copy(), [buffer.copy() for buffer in self.state.buffers]
+        apply_step(values, buffers, gradient, update.step)
+        if not all(np.isfinite(vector).all() for vector in (values, *buffers)):
+            raise NotFiniteError(
+                f"round {update.round}: the update is not finite; lower train.lr, or set train.clip, and resume"
+            )
+        self._advance(update, values, buffers, replies, total)
+        loss = sum(reply.samples * reply.base_loss for reply in replies) / total
+        return Closed(update, self.optimiser.lr_at(update.round), loss, total, replies)
+
+    # The catch-up: a device that keeps the optimiser's vectors can replay what it missed.
+
+    @property
+    def devices_replay(self) -> bool:
+        """Whether devices keep the optimiser's state: where replaying the mean gap costs less than the values."""
+        parts = 1 if self.rules.seeds == "shared" else self.rules.per_round
+        gap = self.rules.devices / self.rules.per_round
+        return gap * parts * 4 * self.rules.scalars < self.state.values.nbytes
+
+    def state_bytes(self) -> bytes:
+        """Values, and the optimiser's vectors where devices replay."""
+        vectors = (self.state.values, *(self.state.buffers if self.devices_replay else ()))
+        return b"".join(vector.tobytes() for vector in vectors)
+
+    def catch_up(self, device: int) -> CatchUp:
+        """The cheaper of the state and the updates that this device missed."""
+        seen = int(self.state.last_seen[device])
+        if seen == self.state.round:
+            return CatchUp()
+        if seen >= 0 and self.devices_replay and len(self.log) >= self.state.round - seen:
+            missed = int(self.state.log_bytes[seen:].sum())
+            if missed < (1 + len(self.state.buffers)) * self.state.values.nbytes:
+                return CatchUp(updates=tuple(self.log[len(self.log) - (self.state.round - seen) :]))
+        return CatchUp(state=self.state_bytes())
+
+    def _order(self, device: int, hash_: bytes) -> OrderMessage:
+        r = self.rules
+        return OrderMessage(
+            r.run, self.round, device, r.seed, r.k, r.sigma, r.kind == "rademacher", r.seeds == "shared", r.spread,
+            r.central, r.local_steps, r.local_lr, hash_, self.catch_up(device),
+        )  # fmt: skip
+
+    def _fault(self, reply: Reply) -> str | None:
+        if reply.run != self.rules.run:
+            return "foreign run"
+        if reply.round != self.round:
+            return "late" if reply.round < self.round else "early"
+        if reply.device not in self._asked:
+            return "unasked device"
+        if reply.device in self._replies:
+            return "duplicate"
+        if len(reply.losses) != 4 * (1 + self.rules.scalars) or len(reply.stats) != self.state.stats.nbytes:
+            return "wrong length"
+        if not np.isfinite(np.frombuffer(reply.losses, "<f4")).all():
+            return "not finite"
+        return None
+
+    def _update(self, replies: Sequence[Reply], total: int) -> Update:
+        """Coefficients c_ik = (N_i / N) ΔL_ik / (K sigma): Eq. 16 with directions of unit variance."""
+        scale = 1.0 / (self.rules.k * self.rules.sigma)
+        parts = [
+            (reply.device, reply.samples / total * scale * np.frombuffer(reply.losses, "<f4")[1:].astype(np.float64))
+            for reply in replies
+        ]
+        if self.rules.seeds == "shared":
+            parts = [(SHARED_DEVICE, np.sum([c for _, c in parts], axis=0))]
+        coded = tuple((device, c.astype("<f4").tobytes()) for device, c in parts)
+        return Update(self.round, self.optimiser.step(self.round), coded)
+
+    def _estimate(self, update: Update, spread_over: Map) -> Vector:
+        gradient = np.zeros_like(self.state.values)
+
+        def piece(span: tuple[int, int]) -> None:
+            estimate(gradient[span[0] : span[1]], update, self.rules.seed, self.rules.kind, span[0])
+
+        # A multiple of 512 coordinates: whole blocks of the generator.
+        size = max(512, -(-len(gradient) // 16) // 512 * 512)
+        list(spread_over(piece, [(at, min(at + size, len(gradient))) for at in range(0, len(gradient), size)]))
+        return gradient
+
+    def _clipped(self, update: Update, gradient: Vector, spread_over: Map) -> tuple[Update, Vector]:
+        norm = float(np.sqrt(np.sum(gradient.astype(np.float64) ** 2)))
+        if norm <= self.rules.clip:
+            return update, gradient
+        factor = self.rules.clip / norm
+        # The log must hold what was really applied, so the coefficients shrink, and the estimate is made again.
+        parts = tuple(
+            (device, (np.frombuffer(c, "<f4") * np.float64(factor)).astype("<f4").tobytes())
+            for device, c in update.parts
+        )
+        clipped = Update(update.round, update.step, parts)
+        return clipped, self._estimate(clipped, spread_over)
+
+    def _advance(
+        self, update: Update, values: Vector, buffers: list[Vector], replies: Sequence[Reply], total: int
+    ) -> None:
+        state = self.state
+        if state.stats.size:
+            shares = [reply.samples / total * np.frombuffer(reply.stats, "<f4").astype(np.float64) for reply in replies]
+            state.stats = np.sum(shares, axis=0).astype(np.float32)
+        # A device that was asked holds the values of the round before the one that it answered.
+        state.last_seen[self._asked] = state.round
+        state.values, state.buffers = values, buffers
+        state.round += 1
+        state.log_bytes = np.append(state.log_bytes, len(encode(update)))
+        if self.devices_replay:
+            self.log.append(update)
+            # Updates that together outweigh the state will never be sent.
+            kept, weight = 0, 0
+            most = (1 + len(buffers)) * values.nbytes
+            while kept < len(self.log) and (weight := weight + int(state.log_bytes[-1 - kept])) < most:
+                kept += 1
+            self.log = self.log[len(self.log) - kept :]
+        self._asked, self._replies = [], {}

@@ -1,0 +1,38 @@
+"""The server's optimiser: its constants for each round, as the update log carries them."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """SGD with momentum, or Adam, on the aggregated gradient estimate; the learning rate decays every round."""
+
+    kind: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
+
+    @property
+    def n_buffers(self) -> int:
+        """Vectors that the optimiser keeps beside the values."""
+        return 2 if self.kind == "adam" else int(self.momentum > 0)
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of a round (rounds count from 1)."""
+        return self.lr * self.lr_decay ** (round - 1)
+
+    def step(self, round: int) -> bytes:
+        """The round's constants as float32: all that a replaying device needs to know of the optimiser."""
+        lr = self.lr_at(round)
+        if self.kind == "sgd":
+            return array("f", (lr, self.momentum, self.weight_decay)).tobytes()
+        k1, k2 = 1 / (1 - self.beta1**round), 1 / (1 - self.beta2**round)
+        return array("f", (lr, self.beta1, self.beta2, self.eps, self.weight_decay, k1, k2)).tobytes()

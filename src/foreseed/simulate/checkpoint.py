@@ -1,0 +1,46 @@
+"""State on disk that survives a kill at any moment."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from foreseed.engine import ForeseedError
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file is there whole, with the new content or the old, whatever happens."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
+    """Write named arrays atomically."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **{name: np.asarray(array) for name, array in arrays.items()})
+    write_atomically(path, buffer.getvalue())
+
+
+def load(path: Path) -> Arrays:
+    """Read what `save` wrote."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, KeyError) as error:
+        raise ForeseedError(f"{path}: not a checkpoint that can be read ({error}); start the run anew") from None

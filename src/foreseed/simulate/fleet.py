@@ -1,0 +1,120 @@
+"""The devices of a simulation: a pool of threads answers orders, each thread with its own engine."""
+
+from __future__ import annotations
+
+import os
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from foreseed.device.answer import Answer, Order, answer, split
+from foreseed.engine import Engine, Samples, project
+from foreseed.engine.types import Buffer
+from foreseed.meter import bp_free_work
+from foreseed.methods.backprop import LocalTrainer
+from foreseed.simulate.world import World
+from foreseed.wire import OrderMessage, Reply
+
+Vector = npt.NDArray[np.float32]
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Wide: enough images and directions side by side to keep a core's vector units busy, little enough for its cache.
+_BATCH, _DIRECTIONS = 32, 8
+_TEST_CHUNK = 1000
+
+
+class Fleet:
+    """Answers orders for all devices of a world; results are the same bits for any number of workers."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.workers = world.config.workers or os.cpu_count() or 1
+        torch.set_num_threads(1)
+        self._pool = ThreadPoolExecutor(self.workers)
+        self._local = threading.local()
+        # Made here, once: making one traces the model, which is not for several threads at a time.
+        needs_torch = world.config.is_bp or world.config.engine == "exact"
+        self._first_trainer = LocalTrainer(world.model, world.program) if needs_torch else None
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+        """Results in the order of the items; the work is shared out over the threads."""
+        return self._pool.map(work, items)
+
+    def ask(self, orders: Sequence[OrderMessage], values: Vector) -> list[Reply]:
+        """Every device's reply. All of them hold the server's values (a catch-up proves that by its hash)."""
+        # The largest shards first, so that no thread is left with one at the end.
+        sizes = self.world.partition.sizes
+        by_size = sorted(range(len(orders)), key=lambda i: -int(sizes[orders[i].device]))
+        done = dict(zip(by_size, self.map(lambda i: self._reply(orders[i], values), by_size), strict=True))
+        return [done[i] for i in range(len(orders))]
+
+    def evaluate(
+        self, values: Vector, stats: Vector | None = None
+    ) -> tuple[float, float]:
+        """Accuracy and mean loss on the test images."""
+        test = Samples.records(self.world.test, self.world.program.image_bytes)
+        chunks = [test.part(at, min(_TEST_CHUNK, test.count - at)) for at in range(0, test.count, _TEST_CHUNK)]
+        frozen = stats if stats is not None and stats.size else None
+        results = list(self.map(lambda chunk: self.engine.loss(values, chunk, frozen), chunks))
+        return sum(correct for _, correct in results) / test.count, sum(loss for loss, _ in results) / test.count
+
+    @property
+    def engine(self) -> Engine:
+        """This thread's engine."""
+        # BatchNorm's statistics are those of a batch, so there its size is the config's.
+        batch = self.world.config.train.batch if self.world.program.n_stats else _BATCH
+        return self._mine("engine", lambda: Engine(self.world.program, batch=batch, directions=_DIRECTIONS))
+
+    @property
+    def trainer(self) -> LocalTrainer:
+        """This thread's copy of the torch model, for backpropagation."""
+        assert self._first_trainer is not None
+        return self._mine("trainer", self._first_trainer.copy)
+
+    def _mine(self, name: str, make: Callable[[], Any]) -> Any:
+        if not hasattr(self._local, name):
+            setattr(self._local, name, make())
+        return getattr(self._local, name)
+
+    def _reply(self, message: OrderMessage, values: Vector) -> Reply:
+        order = Order(
+            message.seed, message.round, message.device, message.k, message.sigma,
+            "rademacher" if message.rademacher else "gaussian", message.shared, message.spread, message.central,
+            message.local_steps, message.local_lr,
+        )  # fmt: skip
+        samples = self.world.samples(message.device)
+        # BatchNorm: the statistics of the device's own images at the values as they are, frozen while it probes.
+        stats = self.engine.batch_stats(values, samples) if self.world.program.n_stats else None
+        exact = self.world.config.engine == "exact"
+        result = self._exact(order, values, stats) if exact else answer(self.engine, values, samples, order, stats)
+        losses = array("f", [result.base_loss]) + result.loss_differences
+        return Reply(
+            message.run, message.round, message.device, samples.count, losses.tobytes(),
+            self._forward_passes(samples.count), b"" if stats is None else stats.tobytes(),
+        )  # fmt: skip
+
+    def _forward_passes(self, samples: int) -> int:
+        t = self.world.config.train
+        work = bp_free_work(self.world.program, samples, t.k, t.spread, t.difference == "central", t.local_steps)
+        return work.forward_passes
+
+    def _exact(self, order: Order, values: Vector, stats: Buffer | None) -> Answer:
+        """The limit of small sigma: one gradient for each part, then sigma times its product with every direction."""
+        images, labels = self.world.images(order.device)
+        spans = split(len(images), order.spread)
+        gradients, loss = self.trainer.gradient(values, images, labels, spans, stats)
+        differences = array("f", bytes(4 * order.k))
+        for part, gradient in enumerate(gradients):
+            slopes = project(order.directions(part, len(spans)), gradient)
+            differences[part :: len(spans)] = array("f", [order.sigma * slope for slope in slopes])
+        return Answer(differences, loss, len(images))

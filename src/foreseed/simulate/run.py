@@ -1,0 +1,171 @@
+"""A run: rounds, evaluation, metrics and checkpoints in a run folder that survives a kill at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from foreseed.config import Config, differences
+from foreseed.config import load as load_config
+from foreseed.data import picture
+from foreseed.engine import ForeseedError
+from foreseed.methods import METHODS
+from foreseed.prune import Step, save_mask
+from foreseed.simulate import checkpoint
+from foreseed.simulate.fleet import Fleet
+from foreseed.simulate.summary import summarise
+from foreseed.simulate.world import World, make_world
+
+
+class RunError(ForeseedError):
+    """A run that cannot start, go on, or be trusted any further."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is, for a live line."""
+
+    config: Config
+    stage: str
+    """"prune" or "train"."""
+    done: int
+    total: int
+    row: dict[str, Any]
+    """The last round's metrics; empty while pruning."""
+    accuracy: float | None
+    """Of the last evaluation."""
+
+
+Watch = Callable[[Progress], None]
+
+
+def run(
+    config: Config, folder: Path, *, resume: bool = False, watch: Watch | None = None, world: World | None = None
+) -> dict[str, Any]:
+    """Run a config in a folder and return its summary; with `resume`, go on where a killed run was.
+
+    `world` may be given where several runs share one.
+    """
+    _claim(config, folder, resume)
+    world = world or make_world(config, _prune_watch(config, watch))
+    _write_start(world, folder)
+    method = METHODS[config.method]
+    fleet = Fleet(world)
+    try:
+        state, rows = _restore(world, method, folder)
+        _train(world, fleet, method, state, rows, folder, watch)
+        world.program.save(folder / "model.fsp", state.values, state.stats)
+        summary = summarise(world, method, rows)
+        checkpoint.write_atomically(folder / "summary.json", json.dumps(summary, indent=1).encode())
+        return summary
+    finally:
+        fleet.close()
+
+
+def _train(
+    world: World,
+    fleet: Fleet,
+    method: ModuleType,
+    state: Any,
+    rows: list[dict[str, Any]],
+    folder: Path,
+    watch: Watch | None,
+) -> None:
+    config = world.config
+    accuracy = next((row["accuracy"] for row in reversed(rows) if row["accuracy"] is not None), None)
+    with open(folder / "metrics.jsonl", "ab") as metrics:
+        while len(rows) < config.rounds:
+            began = time.perf_counter()
+            try:
+                row = method.round(world, fleet, state)
+            except ForeseedError as error:
+                raise RunError(f"{config.run_name}: {error}") from None
+            row["seconds"] = time.perf_counter() - began
+            row |= _evaluate(fleet, state, row["round"], config)
+            accuracy = row["accuracy"] if row["accuracy"] is not None else accuracy
+            rows.append(row)
+            metrics.write(json.dumps(row).encode() + b"\n")
+            metrics.flush()
+            os.fsync(metrics.fileno())
+            checkpoint.save(folder / "checkpoint" / "state.npz", method.arrays(state))
+            if watch is not None:
+                watch(Progress(config, "train", len(rows), config.rounds, row, accuracy))
+
+
+def _evaluate(fleet: Fleet, state: Any, round: int, config: Config) -> dict[str, float | None]:
+    row: dict[str, float | None] = {"accuracy": None, "loss": None, "ema_accuracy": None, "ema_loss": None}
+    if round % config.eval_every and round != config.rounds:
+        return row
+    row["accuracy"], row["loss"] = fleet.evaluate(state.values, state.stats)
+    if state.ema is not None:
+        row["ema_accuracy"], row["ema_loss"] = fleet.evaluate(state.ema, state.stats)
+    return row
+
+
+def _claim(config: Config, folder: Path, resume: bool) -> None:
+    """Take the folder: a new one, or that of the same config."""
+    written = folder / "config.toml"
+    if resume:
+        if not written.exists():
+            raise RunError(f"{folder}: no run to resume there; start it without --resume")
+        changed = differences(load_config(written), config)
+        if changed:
+            raise RunError(f"{folder}: that run has another config ({'; '.join(changed)}); resume it with its own")
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} exists and is not empty; choose another --out, or go on with --resume")
+    (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+    checkpoint.write_atomically(written, config.to_toml().encode())
+
+
+def _write_start(world: World, folder: Path) -> None:
+    """What is known before the first round."""
+    (folder / "figures").mkdir(exist_ok=True)
+    checkpoint.write_atomically(folder / "env.json", json.dumps(environment(), indent=1).encode())
+    if world.pruning is not None:
+        save_mask(folder / "mask.npz", world.pruning.mask)
+    for kind in ("svg", "png"):
+        picture(world.partition, world.data.classes, folder / "figures" / f"partition.{kind}")
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for the record."""
+    from foreseed.engine import native
+
+    return {
+        "foreseed": version("foreseed"), "python": platform.python_version(), "numpy": np.__version__,
+        "torch": torch.__version__, "machine": platform.machine(), "system": platform.system(),
+        "cores": os.cpu_count(), "instruction_set": native.isa(),
+    }  # fmt: skip
+
+
+def _restore(world: World, method: ModuleType, folder: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """The state of the last checkpoint, and the metrics up to it; a line written after it is dropped."""
+    saved = folder / "checkpoint" / "state.npz"
+    if not saved.exists():
+        (folder / "metrics.jsonl").write_bytes(b"")
+        return method.init(world), []
+    arrays = checkpoint.load(saved)
+    done = int(arrays["round"])
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:done]
+    if len(lines) < done:
+        raise RunError(f"{folder}: its metrics end before its checkpoint (round {done}); start the run anew")
+    checkpoint.write_atomically(folder / "metrics.jsonl", b"".join(lines))
+    return method.restore(world, arrays), [json.loads(line) for line in lines]
+
+
+def _prune_watch(config: Config, watch: Watch | None) -> Callable[[Step], None] | None:
+    if watch is None:
+        return None
+    return lambda step: watch(Progress(config, "prune", step.iteration, step.iterations, {}, None))

@@ -1,0 +1,89 @@
+"""What a run came to: accuracy, cost and memory, in the terms of DESIGN's accounting."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from types import ModuleType
+from typing import Any
+
+from foreseed.engine import Engine
+from foreseed.meter import planned_bp_bytes
+from foreseed.simulate.world import World
+
+_LAST = 5
+_SUMS = ("flops", "dense_flops", "forward_passes", "bytes_up", "bytes_down", "seconds")
+
+
+def summarise(world: World, method: ModuleType, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The summary of a finished run, as it goes into summary.json."""
+    config, program = world.config, world.program
+    accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    total = {key: sum(row[key] for row in rows) for key in _SUMS}
+    device_rounds = sum(row["devices"] for row in rows)
+    return {
+        "name": config.run_name,
+        "method": config.method,
+        "engine": "backprop" if config.is_bp else config.engine,
+        "seed": config.seed,
+        "rounds": len(rows),
+        "model": config.model.name,
+        "data": config.data.set,
+        "n_live": program.n_live,
+        "n_total": sum(p.numel() for p in world.model.parameters()),
+        "density": config.effective_density,
+        "macs": program.macs,
+        "dense_macs": program.dense_macs,
+        "final_accuracy": accuracies[-1],
+        "max_accuracy": max(accuracies),
+        "last_mean_accuracy": sum(accuracies[-_LAST:]) / len(accuracies[-_LAST:]),
+        "final_ema_accuracy": rows[-1]["ema_accuracy"],
+        "total": total,
+        "per_device_round": {key: total[key] / device_rounds for key in _SUMS if key != "seconds"},
+        "memory": _memory(world),
+        "layers": [
+            asdict(layer) | {"kind": layer.kind.name.lower(), "density": layer.density}
+            for layer in program.layers()
+            if layer.n_dense
+        ],
+        "pruning": _pruning(world),
+        "partition": {
+            "devices": len(world.partition.sizes),
+            "sizes": [int(size) for size in world.partition.sizes],
+            "moved": world.partition.moved,
+        },
+    }
+
+
+def _memory(world: World) -> dict[str, Any]:
+    """Planned, observed and real-process memory of one device."""
+    config = world.config
+    if config.is_bp:
+        planned = planned_bp_bytes(world.program, config.train.batch, config.train.momentum > 0)
+        return {
+            "planned_bytes": planned.total, "observed_bytes": None,
+            "process_peak_bytes": None,
+            "batch": config.train.batch,
+            "note": "parameters, gradients, optimiser state and saved activations of dense tensors",
+        }  # fmt: skip
+    engine = Engine(world.program, batch=1)
+    samples = world.samples(0)
+    engine.loss(world.values, samples.part(0, min(samples.count, 4)))
+    return {
+        "planned_bytes": engine.planned_bytes, "observed_bytes": engine.observed_bytes,
+        "process_peak_bytes": None,
+        "batch": 1, "note": "program, values, perturbed copy, activations and input of a lean device",
+    }  # fmt: skip
+
+
+def _pruning(world: World) -> dict[str, Any] | None:
+    if world.pruning is None:
+        return None
+    cost = world.pruning.cost
+    return {
+        "pruner": world.config.prune.pruner,
+        "seconds": world.pruning_seconds,
+        "device_bytes_up": cost.upload_bytes,
+        "device_bytes_down": cost.download_bytes,
+        "device_flops": max(cost.device_flops, default=0),
+        "bp_free": not cost.device_flops,
+    }
