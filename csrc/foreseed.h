@@ -35,6 +35,7 @@ typedef enum {
     FS_SMALL_ARENA,   /* the arena has fewer bytes than the plan, or is not aligned to 64 */
     FS_NO_SAMPLES,    /* zero samples */
     FS_BAD_LABEL,     /* a label is not below `classes` */
+    FS_BAD_STATS,     /* a frozen variance is negative */
     FS_NOT_FINITE     /* the loss is not a finite number */
 } fs_status;
 

@@ -214,6 +214,18 @@ static fs_status check_samples(const fs_engine *e, const fs_samples *samples) {
     return FS_OK;
 }
 
+static fs_status check_stats(const fs_engine *e, const float *stats) {
+    for (uint32_t i = 0; stats && i < e->program.n_ops; i++) {
+        fs_op op;
+        fs_read_op(&e->program, i, &op);
+        if (op.kind != FS_NORM || op.groups) continue;
+        const uint32_t channels = e->places[i + 1].c;
+        for (uint32_t c = 0; c < channels; c++)
+            if (stats[e->steps[i].stats + channels + c] < 0) return FS_BAD_STATS;
+    }
+    return FS_OK;
+}
+
 static fs_batch next_batch(const fs_engine *e, const fs_samples *samples, uint32_t first, uint32_t directions) {
     const uint32_t left = samples->count - first;
     fs_batch batch = {directions, left < e->config.batch ? left : e->config.batch, 0, samples, first};
@@ -243,16 +255,16 @@ static void use(fs_engine *e, const float *values, size_t stride, const float *s
 
 fs_status fs_loss(fs_engine *e, const float *values, const float *stats, const fs_samples *samples, double *loss,
                   uint32_t *correct) {
-    const fs_status status = check_samples(e, samples);
-    if (status) return status;
+    fs_status status = check_samples(e, samples);
+    if (status || (status = check_stats(e, stats))) return status;
     use(e, values, 0, stats);
     *correct = 0;
     return run(e, samples, 1, loss, correct);
 }
 
 fs_status fs_logits(fs_engine *e, const float *values, const float *stats, const fs_samples *samples, float *logits) {
-    const fs_status status = check_count(samples);
-    if (status) return status;
+    fs_status status = check_count(samples);
+    if (status || (status = check_stats(e, stats))) return status;
     use(e, values, 0, stats);
     for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
         const fs_batch batch = next_batch(e, samples, first, 1);
@@ -279,7 +291,7 @@ fs_status fs_batch_stats(fs_engine *e, const float *values, const fs_samples *sa
 fs_status fs_probe(fs_engine *e, const float *values, const float *stats, const fs_samples *samples,
                    const fs_directions *directions, double *losses) {
     fs_status status = check_samples(e, samples);
-    if (status) return status;
+    if (status || (status = check_stats(e, stats))) return status;
     const size_t stride = ((size_t)e->program.n_live + FS_MAX_LANES - 1) / FS_MAX_LANES * FS_MAX_LANES;
     for (uint32_t done = 0, n; done < directions->count; done += n) {
         n = directions->count - done < e->config.directions ? directions->count - done : e->config.directions;

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import suppress
-from dataclasses import dataclass
-from io import FileIO
-from types import TracebackType
-
 from foreseed.engine.errors import SamplesError
 from foreseed.engine.types import Samples
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from io import FileIO
+    from types import TracebackType
 
 # A page that is read brings its neighbours into the map, on both sides: Linux maps 64 KB around it, or as much as it
 # holds in one piece, up to 2 MB. Released to the byte, a pass in steps of 10 images left two thirds of a shard in use.
 _REACH = 2 << 20
 
 
-@dataclass(frozen=True)
 class Shard:
     """The samples of a shard, mapped into memory; use it as a context manager, and let go of the samples inside it."""
 
-    samples: Samples
-    _map: mmap.mmap
+    __slots__ = ("_map", "samples")
+
+    def __init__(self, samples: Samples, view: mmap.mmap) -> None:
+        self.samples, self._map = samples, view
 
     @property
     def count(self) -> int:
@@ -47,9 +48,11 @@ class Shard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Someone may still look at the samples, such as a traceback: the map then goes when they do.
-        with suppress(BufferError):
+        try:
             self._map.close()
+        except BufferError:
+            # Someone still looks at the samples, such as a traceback: the map goes when they do.
+            return
 
 
 def open_shard(path: str | os.PathLike[str], image_bytes: int, classes: int) -> Shard:

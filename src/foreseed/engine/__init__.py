@@ -1,7 +1,7 @@
 """The engine: programs, forward passes in a fixed piece of memory, directions and updates to the bit."""
 
 from foreseed.engine.errors import BudgetError, ForeseedError, ProgramError, SamplesError, ValuesError
-from foreseed.engine.program import Model, Program, load
+from foreseed.engine.head import ProgramHead
 from foreseed.engine.types import SHARED_DEVICE, Directions, Samples
 
 try:
@@ -11,7 +11,14 @@ except ImportError:
     import warnings
 
     from foreseed.engine.reference import ReferenceEngine as Engine  # type: ignore[assignment]
-    from foreseed.engine.reference import accumulate, adam, direction, perturb, project, sgd  # type: ignore[assignment]
+    from foreseed.engine.reference import (  # type: ignore[assignment]
+        accumulate,
+        adam,
+        direction,
+        perturb,
+        project,
+        sgd,
+    )
 
     warnings.warn(
         "foreseed's C engine was not built here (no C compiler was found when it was installed): "
@@ -19,6 +26,10 @@ except ImportError:
         RuntimeWarning,
         stacklevel=2,
     )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from foreseed.engine.program import Model, Program, load
 
 __all__ = [
     "SHARED_DEVICE",
@@ -29,6 +40,7 @@ __all__ = [
     "Model",
     "Program",
     "ProgramError",
+    "ProgramHead",
     "Samples",
     "SamplesError",
     "ValuesError",
@@ -40,3 +52,12 @@ __all__ = [
     "project",
     "sgd",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Loaded when they are asked for: a device never asks, and saves what they import.
+    if name in ("Model", "Program", "load"):
+        from foreseed.engine import program
+
+        return getattr(program, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

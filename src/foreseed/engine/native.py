@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from _thread import allocate_lock
 from array import array
-from dataclasses import dataclass
-from typing import Any
 
 from foreseed.engine._native import ffi, lib
 from foreseed.engine.errors import BudgetError, ForeseedError, ProgramError, SamplesError, ValuesError
-from foreseed.engine.program import Program
-from foreseed.engine.types import Buffer, Directions, Samples
+from foreseed.engine.head import ProgramHead
+from foreseed.engine.types import Directions, Samples
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from foreseed.engine.types import Buffer
 
 _ISAS = {"best": lib.FS_BEST, "plain": lib.FS_PLAIN, "avx2": lib.FS_AVX2, "avx512": lib.FS_AVX512}
 _KINDS = {"gaussian": lib.FS_GAUSSIAN, "rademacher": lib.FS_RADEMACHER}
@@ -21,24 +25,32 @@ def isa() -> str:
     return str(ffi.string(lib.fs_isa_name()).decode())
 
 
-@dataclass(frozen=True)
 class Planned:
     """What running a program takes, to the byte, known before it runs."""
 
-    program: int
-    """Structure and ops; may lie in read-only memory."""
-    values: int
-    """The trainable numbers and the statistics."""
-    perturbed: int
-    """The perturbed copy of the values (one per direction run side by side)."""
-    activations: int
-    input: int
-    """Float rows of the image being read and its bytes."""
-    bookkeeping: int
+    __slots__ = ("activations", "bookkeeping", "input", "perturbed", "program", "values")
+
+    def __init__(
+        self, program: int, values: int, perturbed: int, activations: int, input: int, bookkeeping: int
+    ) -> None:
+        self.program = program
+        """Structure and ops; may lie in read-only memory."""
+        self.values = values
+        """The trainable numbers and the statistics."""
+        self.perturbed = perturbed
+        """The perturbed copy of the values (one per direction run side by side)."""
+        self.activations = activations
+        self.input = input
+        """Float rows of the image being read and its bytes."""
+        self.bookkeeping = bookkeeping
 
     @property
     def total(self) -> int:
-        return self.program + self.values + self.perturbed + self.activations + self.input + self.bookkeeping
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, int]:
+        """Name and bytes of every part."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class NativeEngine:
@@ -53,7 +65,7 @@ class NativeEngine:
 
     def __init__(
         self,
-        program: Program,
+        program: ProgramHead,
         batch: int = 32,
         directions: int = 1,
         memory_budget: int | None = None,
@@ -187,11 +199,7 @@ class NativeEngine:
         return _numbers(values, self.program.n_live, "values")
 
     def _stats(self, stats: Buffer | None) -> Any:
-        if stats is None:
-            return ffi.NULL
-        numbers = _numbers(stats, self.program.n_stats, "statistics")
-        self.program.check_stats(memoryview(stats).cast("B").cast("f"))
-        return numbers
+        return ffi.NULL if stats is None else _numbers(stats, self.program.n_stats, "statistics")
 
     def _check(self, status: int, samples: Samples) -> None:
         if status == lib.FS_BAD_LABEL:
@@ -288,6 +296,8 @@ def _check(status: int) -> None:
         raise SamplesError("no samples given; expected at least one, check the shard")
     if status == lib.FS_NOT_FINITE:
         raise ValuesError("the loss is not finite: the values have grown too large; lower the learning rate or sigma")
+    if status == lib.FS_BAD_STATS:
+        raise ValuesError("statistics: a variance is negative; expected 0 or more, get a good copy")
     if status == lib.FS_BAD_CONFIG:
         raise ForeseedError(
             "batch and directions must be at least 1 (directions 1 with by_row), lanes 1, 2, 4, 8 or 16, the "
@@ -343,7 +353,7 @@ def _directions(d: Directions) -> Any:
 class _Samples:
     """The C view of samples, checked against their buffer, which is held while C reads it."""
 
-    def __init__(self, program: Program, samples: Samples) -> None:
+    def __init__(self, program: ProgramHead, samples: Samples) -> None:
         s, size = samples, memoryview(samples.data).nbytes
         last = (s.count - 1) * s.stride
         if s.count < 1:

@@ -1,7 +1,4 @@
-"""Programs: the immutable half of a pruned model, and the file that holds it (`docs/format.md`).
-
-Only the standard library is imported here: a device loads this module.
-"""
+"""Programs: the immutable half of a pruned model, and the file that holds it (`docs/format.md`)."""
 
 from __future__ import annotations
 
@@ -18,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from foreseed.engine.errors import ProgramError, ValuesError
+from foreseed.engine.head import HEADER, PROGRAM_MAGIC, VERSION, ProgramHead
 
 FILE_MAGIC = b"\x89FSP\r\n\x1a\n"
-PROGRAM_MAGIC = b"FSPP"
-VERSION = 1
 DENSE = 255
 
 _FILE_HEADER = struct.Struct("<8sHHIIII")
-_HEADER = struct.Struct("<4sHHHHHHIIII")
 _OP = struct.Struct("<BBBBHHHH6HB6BBIf")
 
 
@@ -117,41 +112,21 @@ class Layer:
         return self.n_weights / self.n_dense if self.n_dense else 1.0
 
 
-class Program:
+class Program(ProgramHead):
     """A program section, parsed. Make one with `assemble`, `Program(bytes)` or `load`."""
 
     def __init__(self, data: bytes, names: Sequence[str] = ()) -> None:
-        self.bytes = bytes(data)
-        self._parse()
-        self._names = tuple(names) if len(names) == len(self.ops) else ()
-
-    def _parse(self) -> None:
-        data = self.bytes
-        if len(data) < _HEADER.size:
-            raise ProgramError(
-                f"program truncated: {len(data)} bytes, its header alone has {_HEADER.size}; get it again"
-            )
-        (magic, version, n_ops, c, h, w, self.classes, self.n_live, self.n_stats, n_structure, reserved) = (
-            _HEADER.unpack_from(data)
-        )
-        if magic != PROGRAM_MAGIC:
-            raise ProgramError(f"not a program: it starts with {magic!r}, expected {PROGRAM_MAGIC!r}")
-        if version > VERSION:
-            raise ProgramError(
-                f"program version {version} is from the future: this foreseed reads up to {VERSION}; upgrade it"
-            )
-        if version < 1 or reserved or not 1 <= n_ops <= 256:
-            raise ProgramError(f"program header damaged: version {version}, {n_ops} ops; get it again")
-        self.input_shape: tuple[int, int, int] = (c, h, w)
-        ops_at = _HEADER.size + 8 * c
+        super().__init__(data)
+        c, n_ops = self.input_shape[0], self.n_ops
+        ops_at = HEADER.size + 8 * c
         self._structure_at = ops_at + _OP.size * n_ops
-        if len(data) != self._structure_at + n_structure:
+        if len(data) != self._structure_at + self.n_structure:
             raise ProgramError(
                 f"program truncated or padded: {len(data)} bytes, its header announces "
-                f"{self._structure_at + n_structure}; get it again"
+                f"{self._structure_at + self.n_structure}; get it again"
             )
-        self.scale: tuple[float, ...] = struct.unpack_from(f"<{c}f", data, _HEADER.size)
-        self.shift: tuple[float, ...] = struct.unpack_from(f"<{c}f", data, _HEADER.size + 4 * c)
+        self.scale: tuple[float, ...] = struct.unpack_from(f"<{c}f", data, HEADER.size)
+        self.shift: tuple[float, ...] = struct.unpack_from(f"<{c}f", data, HEADER.size + 4 * c)
         ops = []
         for i in range(n_ops):
             at = ops_at + _OP.size * i
@@ -160,17 +135,12 @@ class Program:
             except ValueError as error:
                 raise ProgramError(f"op {i} of the program is not one that this foreseed knows: {error}") from None
         self.ops: tuple[Op, ...] = tuple(ops)
+        self._names = tuple(names) if len(names) == n_ops else ()
 
     @property
     def hash(self) -> bytes:
         """SHA-256 of the program section: the program's name in messages."""
         return hashlib.sha256(self.bytes).digest()
-
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of one uint8 image."""
-        c, h, w = self.input_shape
-        return c * h * w
 
     def shapes(self) -> list[tuple[int, int, int]]:
         """The shape of every tensor: the image first, then the result of each op."""
@@ -355,7 +325,7 @@ def assemble(
         shapes.append((c, h, w))
     code = b"".join(structure)
     c, h, w = input_shape
-    header = _HEADER.pack(PROGRAM_MAGIC, VERSION, len(coded), c, h, w, classes, n_live, n_stats, len(code), 0)
+    header = HEADER.pack(PROGRAM_MAGIC, VERSION, len(coded), c, h, w, classes, n_live, n_stats, len(code), 0)
     floats = struct.pack(f"<{2 * c}f", *scale, *shift)
     return Program(header + floats + b"".join(op.encode() for op in coded) + code, names)
 

@@ -1,34 +1,54 @@
-"""What every engine takes: samples and directions. Standard library only: a device loads this module."""
+"""What every engine takes: samples and directions.
+
+Plain classes, and no `typing` or `dataclasses` at run time: a device loads this module (see `head.py`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
-
 from foreseed.engine.errors import ForeseedError, SamplesError
 
-Buffer: TypeAlias = Any
-"""Anything with the buffer protocol: bytes, bytearray, memoryview, array, mmap, a NumPy array."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Literal, TypeAlias
+
+    Buffer: TypeAlias = Any
+    """Anything with the buffer protocol: bytes, bytearray, memoryview, array, mmap, a NumPy array."""
+    DirectionKind = Literal["gaussian", "rademacher"]
 
 SHARED_DEVICE = 0xFFFFFFFF
 """The device number that directions carry when all devices share them."""
 
-DirectionKind = Literal["gaussian", "rademacher"]
+
+class _Plain:
+    """Equality and a readable form from the fields in `__slots__`."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def _fields(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and isinstance(other, _Plain) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(_Plain):
     """Uint8 images (channels x height x width each) and their labels, where they lie in memory.
 
     Image `i` starts at byte `image_offset + i * stride` of `data`, its label is the byte at
     `label_offset + i * stride`: a shard in the CIFAR binary layout is read in place.
     """
 
-    data: Buffer
-    count: int
-    stride: int
-    image_offset: int = 1
-    label_offset: int = 0
+    __slots__ = ("count", "data", "image_offset", "label_offset", "stride")
+
+    def __init__(self, data: Buffer, count: int, stride: int, image_offset: int = 1, label_offset: int = 0) -> None:
+        self.data, self.count, self.stride = data, count, stride
+        self.image_offset, self.label_offset = image_offset, label_offset
 
     @staticmethod
     def records(data: Buffer, image_bytes: int, first: int = 0, count: int | None = None) -> Samples:
@@ -51,27 +71,33 @@ class Samples:
         return Samples(self.data, count, self.stride, self.image_offset + shift, self.label_offset + shift)
 
 
-@dataclass(frozen=True)
-class Directions:
+class Directions(_Plain):
     """Directions `first, first + step, ...` (`count` of them) of one device in one round."""
 
-    seed: int
-    round: int
-    device: int
-    count: int
-    first: int = 0
-    step: int = 1
-    kind: DirectionKind = "gaussian"
-    sigma: float = 1e-4
+    __slots__ = ("count", "device", "first", "kind", "round", "seed", "sigma", "step")
 
-    def __post_init__(self) -> None:
-        last = self.first + self.step * (self.count - 1)
-        if not 0 <= self.seed < 1 << 64:
-            raise ForeseedError(f"seed {self.seed}: expected a number from 0 to 2^64 - 1")
-        if self.count < 1 or min(self.first, self.step, last) < 0 or max(self.round, self.device, last) >= 1 << 32:
-            raise ForeseedError(f"{self}: expected at least one direction, and numbers below 2^32")
-        if self.kind not in ("gaussian", "rademacher"):
-            raise ForeseedError(f"directions of kind {self.kind!r}: expected 'gaussian' or 'rademacher'")
+    def __init__(
+        self,
+        seed: int,
+        round: int,
+        device: int,
+        count: int,
+        first: int = 0,
+        step: int = 1,
+        kind: DirectionKind = "gaussian",
+        sigma: float = 1e-4,
+    ) -> None:
+        self.seed, self.round, self.device = seed, round, device
+        self.count, self.first, self.step = count, first, step
+        self.kind: DirectionKind = kind
+        self.sigma = sigma
+        last = first + step * (count - 1)
+        if not 0 <= seed < 1 << 64:
+            raise ForeseedError(f"seed {seed}: expected a number from 0 to 2^64 - 1")
+        if count < 1 or min(round, device, first, step, last) < 0 or max(round, device, last) >= 1 << 32:
+            raise ForeseedError(f"{self}: expected at least one direction, and numbers from 0 to 2^32 - 1")
+        if kind not in ("gaussian", "rademacher"):
+            raise ForeseedError(f"directions of kind {kind!r}: expected 'gaussian' or 'rademacher'")
 
     def numbers(self) -> range:
         """The numbers k of these directions."""

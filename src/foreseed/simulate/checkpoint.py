@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def save(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
     """Write named arrays atomically."""
     buffer = io.BytesIO()
-    np.savez(buffer, **{name: np.asarray(array) for name, array in arrays.items()})
+    named: dict[str, Any] = {name: np.asarray(array) for name, array in arrays.items()}
+    np.savez(buffer, **named)
     write_atomically(path, buffer.getvalue())
 
 

@@ -7,7 +7,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,9 +58,7 @@ class Fleet:
         done = dict(zip(by_size, self.map(lambda i: self._reply(orders[i], values), by_size), strict=True))
         return [done[i] for i in range(len(orders))]
 
-    def evaluate(
-        self, values: Vector, stats: Vector | None = None
-    ) -> tuple[float, float]:
+    def evaluate(self, values: Vector, stats: Vector | None = None) -> tuple[float, float]:
         """Accuracy and mean loss on the test images."""
         test = Samples.records(self.world.test, self.world.program.image_bytes)
         chunks = [test.part(at, min(_TEST_CHUNK, test.count - at)) for at in range(0, test.count, _TEST_CHUNK)]
@@ -81,10 +79,11 @@ class Fleet:
         assert self._first_trainer is not None
         return self._mine("trainer", self._first_trainer.copy)
 
-    def _mine(self, name: str, make: Callable[[], Any]) -> Any:
+    def _mine(self, name: str, make: Callable[[], T]) -> T:
         if not hasattr(self._local, name):
             setattr(self._local, name, make())
-        return getattr(self._local, name)
+        found: T = getattr(self._local, name)
+        return found
 
     def _reply(self, message: OrderMessage, values: Vector) -> Reply:
         order = Order(

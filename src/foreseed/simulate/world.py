@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from foreseed.config import Config
-from foreseed.data import Dataset, Partition, dirichlet, iid, k_classes
-from foreseed.data import load as load_data
+from foreseed.data import Dataset, Partition
 from foreseed.engine import Program, Samples
 from foreseed.models import build, compile, stats
 from foreseed.prune import PruneResult, Step, apply_mask, foresight, rescale
+from foreseed.simulate.shares import share_out
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -54,8 +54,7 @@ class World:
 
 def make_world(config: Config, progress: Callable[[Step], None] | None = None) -> World:
     """Load, partition, build, prune and compile, as the config says."""
-    data = load_data(config.data.set, config.data.root or None)
-    partition = _partition(config, data)
+    data, partition = share_out(config)
     order = np.concatenate(partition.indices)
     starts = np.concatenate([[0], np.cumsum(partition.sizes)])
     records = _records(data.train_images[order], data.train_labels[order])
@@ -86,15 +85,6 @@ def normalised(data: Dataset, images: Bytes) -> torch.Tensor:
 
 def _records(images: Bytes, labels: Bytes) -> Bytes:
     return np.concatenate([labels[:, None], images.reshape(len(images), -1)], axis=1)
-
-
-def _partition(config: Config, data: Dataset) -> Partition:
-    c = config.data
-    if c.partition == "iid":
-        return iid(data.train_labels, c.devices, config.seed)
-    if c.partition == "k-classes":
-        return k_classes(data.train_labels, c.devices, c.classes_per_device, config.seed)
-    return dirichlet(data.train_labels, c.devices, c.beta, config.seed, c.min_size)
 
 
 def _prune(

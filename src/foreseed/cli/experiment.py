@@ -1,0 +1,179 @@
+"""`foreseed run`, `compare`, `report` and `prune`: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foreseed.config import Config, ConfigError, load
+from foreseed.engine import Program
+
+# Heavy rooms (torch, matplotlib) are imported by the commands that need them: `--help` stays quick.
+
+Words = Annotated[list[str] | None, typer.Argument(help="An experiment file (.toml), then key=value overrides.")]
+Out = Annotated[Path | None, typer.Option(help="The run folder; runs/NAME if not given.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def run(
+    words: Words = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped or killed.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one experiment: prune, train, report.
+
+    Example: foreseed run experiments/demo.toml train.k=100 --out runs/k100
+    """
+    config = _config(words or [])
+    folder = out or Path("runs") / config.run_name
+    summary = _one(config, folder, resume, quiet or as_json)
+    _finish([folder], folder, as_json, summary)
+
+
+def compare(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Experiment files, one an arm, then key=value overrides for all.")
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Arms by method, such as ntk-baffle,baffle,fedavg.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds to repeat every arm with, such as 0,1,2.")] = "",
+    out: Out = None,
+    resume: Annotated[bool, typer.Option(help="Go on with a comparison that was stopped or killed.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several arms on the same data, partition and initial weights, and report on all of them.
+
+    Example: foreseed compare --methods ntk-baffle,baffle,fedavg experiments/demo.toml --seeds 0,1,2
+    """
+    arms = _arms(words or [], methods, seeds)
+    folder = out or Path("runs") / "-vs-".join(dict.fromkeys(arm.method for arm in arms))
+    summaries, folders = [], []
+    for arm in arms:
+        folders.append(folder / arm.run_name)
+        going_on = resume and (folders[-1] / "config.toml").exists()
+        summaries.append(_one(arm, folders[-1], going_on, quiet or as_json))
+    _finish(folders, folder, as_json, summaries)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write; the first run's folder if not given.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write report.html and its figures for one run or several.
+
+    Example: foreseed report runs/ntk-baffle runs/baffle --out runs/both
+    """
+    _finish(runs, out or runs[0], as_json, None)
+
+
+def prune(
+    words: Words = None,
+    out: Annotated[Path, typer.Option(help="The mask file to write.")] = Path("mask.npz"),
+    as_json: Json = False,
+) -> None:
+    """Choose which weights live, before any training, and write the mask.
+
+    Example: foreseed prune experiments/demo.toml prune.density=0.2 --out mask.npz
+    """
+    from foreseed.prune import save_mask
+    from foreseed.simulate import make_world
+
+    config = _config(words or [])
+    if out.exists():
+        raise ConfigError(f"{out} exists; choose another --out")
+    world = make_world(config)
+    if world.pruning is None:
+        raise ConfigError(f"method {config.method} at density {config.effective_density} has nothing to prune")
+    save_mask(out, world.pruning.mask)
+    if as_json:
+        print(json.dumps({"mask": str(out), "densities": world.pruning.densities, **_work(world.program)}))
+        return
+    console = Console()
+    console.print(_densities(world.program))
+    console.print(f"mask: {out}")
+
+
+def _one(config: Config, folder: Path, resume: bool, quiet: bool) -> dict[str, Any]:
+    from foreseed.cli.progress import Watcher
+    from foreseed.simulate import run as run_experiment
+
+    with Watcher(Console(stderr=True), quiet) as watch:
+        return run_experiment(config, folder, resume=resume, watch=watch)
+
+
+def _finish(runs: list[Path], folder: Path, as_json: bool, result: Any) -> None:
+    from foreseed.report import console_table, write_report
+
+    page = write_report(runs, folder)
+    if as_json:
+        print(json.dumps({"report": str(page), "result": result}))
+        return
+    console = Console()
+    console.print(console_table(runs))
+    console.print(f"report: {page}", soft_wrap=True)
+
+
+def _split(words: list[str]) -> tuple[list[Path], list[str]]:
+    """Experiment files and overrides."""
+    files = [Path(word) for word in words if "=" not in word]
+    return files, [word for word in words if "=" in word]
+
+
+def _config(words: list[str]) -> Config:
+    files, overrides = _split(words)
+    if len(files) > 1:
+        raise ConfigError(f"{len(files)} files given ({', '.join(map(str, files))}); expected one, or use compare")
+    return load(files[0] if files else None, overrides)
+
+
+def _arms(words: list[str], methods: str, seeds: str) -> list[Config]:
+    files, overrides = _split(words)
+    if methods and len(files) > 1:
+        raise ConfigError("--methods takes one experiment file that all arms share; or give a file for each arm")
+    if methods:
+        base = load(files[0] if files else None, overrides)
+        arms = [base.with_({"method": method.strip(), "name": ""}) for method in methods.split(",")]
+    else:
+        arms = [load(file, overrides) for file in files]
+    names = [arm.run_name for arm in arms]
+    if len(arms) < 2 and not seeds:
+        raise ConfigError("one arm compares with nothing; give several files, or --methods a,b, or --seeds 0,1,2")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"arms share a name ({', '.join(names)}); set name = ... in their files")
+    if not seeds:
+        return arms
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds {seeds}: expected whole numbers, such as 0,1,2") from None
+    return [arm.with_({"seed": seed, "name": f"{arm.run_name}-s{seed}"}) for arm in arms for seed in numbers]
+
+
+def _work(program: Program) -> dict[str, int]:
+    return {"n_live": program.n_live, "flops": 2 * program.macs, "dense_flops": 2 * program.dense_macs}
+
+
+def _densities(program: Program) -> Table:
+    table = Table("layer", "weights", "live", "density", "MFLOPs dense", "live ", "ratio")
+    layers = [layer for layer in program.layers() if layer.n_dense]
+    for layer in layers:
+        table.add_row(
+            layer.name, f"{layer.n_dense:,}", f"{layer.n_weights:,}", f"{layer.density:.3f}",
+            f"{2e-6 * layer.dense_macs:.3f}", f"{2e-6 * layer.macs:.3f}", f"{layer.macs / layer.dense_macs:.3f}",
+        )  # fmt: skip
+    live, dense = sum(layer.n_weights for layer in layers), sum(layer.n_dense for layer in layers)
+    table.add_section()
+    table.add_row(
+        "all", f"{dense:,}", f"{live:,}", f"{live / dense:.3f}", f"{2e-6 * program.dense_macs:.3f}",
+        f"{2e-6 * program.macs:.3f}", f"{program.macs / program.dense_macs:.3f}",
+    )  # fmt: skip
+    return table
