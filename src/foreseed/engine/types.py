@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     Buffer: TypeAlias = Any
     """Anything with the buffer protocol: bytes, bytearray, memoryview, array, mmap, a NumPy array."""
     DirectionKind = Literal["gaussian", "rademacher"]
+else:
+    Buffer, DirectionKind = object, str
 
 SHARED_DEVICE = 0xFFFFFFFF
 """The device number that directions carry when all devices share them."""
