@@ -14,7 +14,8 @@ $(VENV)/installed: pyproject.toml setup.py constraints.txt $(ENGINE)
 	touch $@
 
 demo: install
-	$(RUN) -m foreseed.cli demo
+	$(VENV)/bin/foreseed compare experiments/demo.toml experiments/demo-baffle.toml experiments/demo-fedavg.toml \
+	    --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: install debian
 	$(RUN) -m pytest -n 2 --dist loadfile
@@ -25,8 +26,8 @@ lint: install
 	$(VENV)/bin/mypy
 
 bench: install
-	$(RUN) -m foreseed.cli bench engine
-	$(RUN) -m foreseed.cli bench memory
+	$(VENV)/bin/foreseed bench engine
+	$(VENV)/bin/foreseed bench memory
 
 # Tests run real components: cross compilers and an emulator.
 debian:
