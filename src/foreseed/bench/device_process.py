@@ -1,0 +1,36 @@
+"""A device process whose memory is measured: it answers one order, then says how large it grew.
+
+Run it with as little else in the process as possible, see `memory.py`.
+"""
+
+import sys
+from array import array
+
+from foreseed.device import Order, answer, open_shard
+from foreseed.engine import Engine, ProgramHead
+
+
+def main() -> None:
+    """Answer an order (program, values and shard: files; k; spread) and print the peak in bytes."""
+    program_file, values_file, shard_file, k, spread = sys.argv[1:]
+    with open(program_file, "rb", buffering=0) as file:
+        engine = Engine(ProgramHead(file.read()), batch=1)
+    values = array("f")
+    with open(values_file, "rb", buffering=0) as file:
+        values.frombytes(file.read())
+    order = Order(seed=1, round=1, device=1, k=int(k), spread=int(spread))
+    with open_shard(shard_file, engine.program.image_bytes, engine.program.classes) as shard:
+        answer(engine, values, shard.samples, order, release=shard.release)
+    heavy = {"numpy", "torch"} & set(sys.modules)
+    if heavy:
+        sys.exit(f"a device process imported {', '.join(sorted(heavy))}, which it must not")
+    print(peak_bytes())
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held, as the system counts it."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    raise SystemExit("the system does not say how much memory the process held")

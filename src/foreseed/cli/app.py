@@ -1,0 +1,66 @@
+"""The `foreseed` command: its subcommands, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from foreseed import __version__
+from foreseed.cli import bench, data, experiment
+from foreseed.cli.doctor import doctor
+from foreseed.engine.errors import ForeseedError
+
+app = typer.Typer(
+    name="foreseed",
+    help="Federated learning for devices too small for backpropagation.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(experiment.run)
+app.command()(experiment.compare)
+app.command()(experiment.prune)
+app.command()(experiment.report)
+app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
+app.command()(doctor)
+
+# typer names only this kind of what it raises for a wrong option or command; all the others have the same base.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+_MISTAKE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `foreseed` and give its exit code: 0 on success, 2 after one line on standard error for a user's mistake."""
+    try:
+        result = app(None if arguments is None else list(arguments), prog_name="foreseed", standalone_mode=False)
+    except (ForeseedError, _UsageError) as error:
+        return _complain(error)
+    return result if isinstance(result, int) else 0
+
+
+def _complain(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    message: str = getattr(error, "format_message", error.__str__)()
+    hint = "" if context is None else f" (see {context.command_path} --help)"
+    if message:  # a command without its subcommand has shown its help, and has nothing to add
+        print(f"foreseed: {' '.join(message.split())}{hint}", file=sys.stderr)
+    return _MISTAKE
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"foreseed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,163 @@
+"""`foreseed bench`: engine and memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foreseed.bench.machine import instruction_set
+from foreseed.engine.errors import ForeseedError
+
+app = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine, beside what else there is.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def engine(
+    cases: Annotated[
+        str | None, typer.Option(help="Which cases, such as lenet5-90,resnet20-90; all if not given.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds of timing for each case and number of threads.")] = 10.0,
+    threads: Annotated[str | None, typer.Option(help="Numbers of threads; 1,2 if not given.")] = None,
+    as_json: Json = False,
+) -> None:
+    """How fast perturbed copies of a model are probed, beside PyTorch, ONNX Runtime and a matrix product.
+
+    Example: foreseed bench engine --cases lenet5-90 --threads 1
+    """
+    _need_engine()
+    from foreseed.bench.cases import parse_names
+    from foreseed.bench.engine import bench_engine
+    from foreseed.bench.measure import parse_threads
+
+    names, numbers = parse_names(cases), parse_threads(threads)
+    with _progress() as progress:
+        result = bench_engine(names, seconds, numbers, progress=progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = Console()
+    console.print(_engine_table(result))
+    for line in _engine_lines(result):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+@app.command()
+def memory(as_json: Json = False) -> None:
+    """What a device needs: planned, observed and of a whole process, beside a PyTorch process that trains.
+
+    Example: foreseed bench memory --json
+    """
+    _need_engine()
+    from foreseed.bench.memory import bench_memory
+
+    with _progress() as progress:
+        result = bench_memory(progress=progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = Console()
+    console.print(_memory_table(result))
+    for line in _memory_lines(result):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _need_engine() -> None:
+    if instruction_set() is None:
+        raise ForeseedError(
+            "the C engine is not built, so there is nothing to measure; install a compiler and foreseed again"
+        )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A live line on a terminal, plain lines elsewhere; on standard error, so that results can be piped."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda said: console.print(said, soft_wrap=True, highlight=False)
+        return
+    with console.status("") as status:
+        yield status.update
+
+
+def _engine_table(result: dict[str, Any]) -> Table:
+    names = list(result["cases"][0]["contenders"])
+    table = Table("case", "threads", title="probes a second (and GMAC/s; live weights only for foreseed)")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_column("GEMM GMAC/s", justify="right")
+    table.add_column("share", justify="right")
+    for row in result["cases"]:
+        cells = [_contender_cell(name, row) for name in names]
+        limit = f"{row['gemm_gmac_per_s']:.1f}", f"{row['gemm_share']:.2f}"
+        table.add_row(row["case"], str(row["threads"]), *cells, *limit)
+    return table
+
+
+def _contender_cell(name: str, row: dict[str, Any]) -> str:
+    measured = row["contenders"][name]
+    if isinstance(measured, str):
+        return measured
+    ratio = row["ratio"].get(name)
+    beside = "" if ratio is None else f"\n1/{ratio:.1f}"
+    return f"{measured['probes_per_s']:.3g} ({measured['gmac_per_s']:.1f}){beside}"
+
+
+def _engine_lines(result: dict[str, Any]) -> Iterator[str]:
+    yield "1/n: foreseed is n times as fast. share: foreseed's GMAC/s over those of a matrix product on the same cores."
+    for case, gain in result["two_thread_speedup"].items():
+        yield f"{case}: two threads probe {gain:.2f} times as fast as one."
+    for case, settings in result["settings"].items():
+        yield f"{case}: " + "; ".join(f"{name}: {value}" for name, value in settings.items())
+    size = result["cortex_m_code_bytes"]
+    if size is None:
+        yield "Code on a Cortex-M4: not known (needs arm-none-eabi-gcc on PATH and the source tree)."
+    else:
+        yield f"Code on a Cortex-M4 (-Os): {size:,} bytes."
+
+
+def _memory_table(result: dict[str, Any]) -> Table:
+    table = Table(
+        "", title="bytes planned, bytes observed in a run, and MB (10^6 bytes) of whole processes at their peak"
+    )
+    for row in result["models"]:
+        table.add_column(f"{row['model']}\ndensity {row['density']:g}", justify="right")
+    for name, path in _memory_rows(result["models"][0]["planned_bytes"]["parts"]):
+        table.add_row(name, *(_number(row, path) for row in result["models"]))
+    return table
+
+
+def _memory_rows(parts: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The lines of the table: what a person reads, and where it stands in the result."""
+    yield "planned, batch 1", ("planned_bytes", "batch_1")
+    for part in parts:
+        yield f"  {part}", ("planned_bytes", "parts", part)
+    yield "planned, batch 32", ("planned_bytes", "batch_32")
+    yield "planned, smallest possible", ("planned_bytes", "smallest")
+    yield "observed, batch 1", ("observed_bytes", "batch_1")
+    yield "observed, batch 32", ("observed_bytes", "batch_32")
+    yield "device process, MB", ("process_peak_mb",)
+    yield "PyTorch BP process, MB", ("torch_bp_process_peak_mb",)
+
+
+def _number(row: dict[str, Any], path: Iterable[str]) -> str:
+    found: Any = row
+    for key in path:
+        found = found[key]
+    return f"{found:,}" if isinstance(found, int) else f"{found:,.1f}"
+
+
+def _memory_lines(result: dict[str, Any]) -> Iterator[str]:
+    order = result["order"]
+    yield f"A bare Python interpreter takes {result['bare_interpreter_mb']:.1f} MB of each device process."
+    yield (
+        f"Device process: batch 1, {order['k']} directions, spread {order['spread']}, {order['images']} images in a "
+        "mapped file. PyTorch process: one step of SGD with momentum, batch 32."
+    )

@@ -1,0 +1,192 @@
+"""The report itself: one HTML page that needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import foreseed
+from foreseed.report.arms import Arm, Stat, differing, group, settings
+from foreseed.report.canvas import Drawing
+from foreseed.report.colours import method_variable, variables
+from foreseed.report.figures import draw_figures
+from foreseed.report.inline import inline_svg
+from foreseed.report.read import ReportError, damaged, read_runs
+from foreseed.report.table import PARTS, SummaryRow, summary_row
+from foreseed.report.words import NONE, amount, duration, listed, percent
+
+ENGINES = {
+    "difference": "finite differences of losses, as a real device computes them",
+    "exact": "exact directional derivatives (the limit of ever smaller steps), computed by the simulator",
+    "backprop": "gradients by backpropagation",
+}
+
+
+def write_report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
+    """Write `report.html` and its figures about the given run folders into `out`; returns the page's path.
+
+    Runs that differ in their seed alone are one arm: means with their spread.
+    """
+    arms = group(read_runs(runs))
+    folder = Path(out)
+    try:
+        page = _render(arms, draw_figures(arms, folder / "figures"))
+        target = folder / "report.html"
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"{folder}: the report cannot be written here ({error}); choose another folder") from error
+    return target
+
+
+def _render(arms: Sequence[Arm], drawings: Sequence[Drawing]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    rows = [summary_row(arm) for arm in arms]
+    return environment.get_template("report.html.j2").render(
+        version=foreseed.__version__,
+        colours=variables(),
+        title=_title(rows),
+        lede=_lede(arms),
+        cards=[_card(row) for row in rows],
+        parts=_parts(rows),
+        engines={row.engine: ENGINES.get(row.engine, "") for row in rows},
+        seeds=max(len(row.seeds) for row in rows),
+        several=len(rows) > 1,
+        figures={section: [_figure(d) for d in drawings if d.section == section] for section in _sections(drawings)},
+        pruning=_pruning(arms),
+        differences=_differences(arms),
+        configs=[(arm.label, _seeds(arm.seeds), arm.runs[0].config_text) for arm in arms],
+        environments=_environments(arms),
+    )
+
+
+def _sections(drawings: Sequence[Drawing]) -> list[str]:
+    return list(dict.fromkeys(drawing.section for drawing in drawings))
+
+
+def _title(rows: Sequence[SummaryRow]) -> str:
+    data = listed(list(dict.fromkeys(row.data for row in rows)))
+    if len(rows) == 1:
+        return f"{rows[0].arm} on {data}"
+    return f"{len(rows)} arms on {data}"
+
+
+def _lede(arms: Sequence[Arm]) -> str:
+    def all_of(values: Sequence[int], what: str) -> str:
+        low, high = min(values), max(values)
+        number = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        return f"{number} {what if high == 1 else what + 's'}"
+
+    models = listed(list(dict.fromkeys(arm.first.model for arm in arms)))
+    devices = all_of([arm.first.partition.devices for arm in arms], "device")
+    return f"{models}, {devices}, {all_of([arm.first.rounds for arm in arms], 'round')}"
+
+
+def _card(row: SummaryRow) -> dict[str, str]:
+    whole = row.n_live.mean == row.n_total.mean
+    return {
+        "arm": row.arm,
+        "variable": method_variable(row.method),
+        "accuracy": f"{100 * row.final_accuracy.mean:.1f}",
+        "spread": f"± {100 * row.final_accuracy.std:.1f} %" if row.final_accuracy.std is not None else "%",
+        "method": row.method,
+        "engine": row.engine,
+        "weights": "dense" if whole else f"{percent(Stat(row.density.mean, None))} of the weights",
+        "seeds": _seeds(row.seeds),
+    }
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {listed([str(seed) for seed in seeds])}"
+
+
+def _parts(rows: Sequence[SummaryRow]) -> list[tuple[str, list[tuple[str, Any]]]]:
+    parts = []
+    for title, lines in PARTS.items():
+        shown = [(line.label, cells) for line in lines if (cells := line.cells(rows)) is not None]
+        parts.append((title, shown))
+    return parts
+
+
+def _figure(drawing: Drawing) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    try:
+        svg = inline_svg(drawing.svg, drawing.name, themed=drawing.source is None)
+    except ElementTree.ParseError as error:
+        raise damaged(drawing.source or Path(drawing.name), str(error)) from error
+    return {
+        "name": drawing.name,
+        "title": drawing.title,
+        "caption": drawing.caption,
+        "wide": drawing.source is not None,
+        "svg": Markup(svg),
+        "csv": "data:text/csv;base64," + base64.b64encode(drawing.csv.encode()).decode(),
+    }
+
+
+def _pruning(arms: Sequence[Arm]) -> list[dict[str, str]]:
+    """What finding each arm's mask cost, as words."""
+    costs = []
+    for arm in arms:
+        found = [run.summary.pruning for run in arm.runs if run.summary.pruning is not None]
+        if not found:
+            continue
+        costs.append(
+            {
+                "arm": arm.label,
+                "variable": method_variable(arm.first.method),
+                "pruner": found[0].pruner,
+                "time": duration(Stat.of(p.seconds for p in found)),
+                "flops": _or_nothing(amount(Stat.of(p.device_flops for p in found), "FLOP")),
+                "up": _or_nothing(amount(Stat.of(p.device_bytes_up for p in found), "B")),
+                "down": _or_nothing(amount(Stat.of(p.device_bytes_down for p in found), "B")),
+                "bp_free": "none" if all(p.bp_free for p in found) else "needed",
+            }
+        )
+    return costs
+
+
+def _or_nothing(text: str) -> str:
+    return "nothing" if text.startswith("0\u00a0") else text
+
+
+def _differences(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
+    """The settings in which the arms differ, as TOML values."""
+    firsts = [arm.runs[0] for arm in arms]
+    tables = [settings(run) for run in firsts]
+    return [
+        (key, [json.dumps(table[key], ensure_ascii=False) if key in table else NONE for table in tables])
+        for key in differing(firsts)
+    ]
+
+
+def _environments(arms: Sequence[Arm]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The machines that the runs ran on, each once, with the arms that ran there."""
+    found: dict[str, list[str]] = {}
+    for arm in arms:
+        for run in arm.runs:
+            names = found.setdefault(json.dumps(run.environment), [])
+            if arm.label not in names:
+                names.append(arm.label)
+    return [(listed(names), list(_flat(json.loads(text)))) for text, names in found.items()]
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [row for key, inner in value.items() for row in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
+    if isinstance(value, list):
+        return [(prefix, ", ".join(str(item) for item in value))]
+    return [(prefix, NONE if value is None else str(value))]

@@ -1,0 +1,167 @@
+"""FedAvg: the average, and a round against one written by hand."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreseed import models
+from foreseed.engine import ForeseedError, ValuesError
+from foreseed.methods import fedavg
+from foreseed.methods.backprop import LocalTrainer
+from foreseed.server import Coordinator, Optimiser, Rules
+from tests.methods.small import digits, lenet, pruned, with_batch_norm
+
+SIZES = [7, 12, 5, 16, 9]
+TRAIN: dict[str, Any] = {"epochs": 1, "batch": 4, "lr": 0.02, "momentum": 0.9, "weight_decay": 0.01}
+
+
+# --- the average ---
+
+
+@given(st.lists(st.tuples(st.integers(1, 1000), st.floats(-10, 10, width=32)), min_size=1, max_size=20))
+def test_average_weighs_devices_by_their_samples(devices: list[tuple[int, float]]) -> None:
+    n, w = np.array(devices).T
+    mean = fedavg.aggregate((int(n), np.array([w, -w], np.float32)) for n, w in devices)
+    assert mean.dtype == np.float32
+    expected = (n * w).sum() / n.sum()
+    np.testing.assert_allclose(mean, [expected, -expected], rtol=1e-6, atol=1e-12)
+
+
+def test_average_of_equal_values_is_these_values_to_the_bit() -> None:
+    values = np.random.default_rng(0).normal(size=500).astype(np.float32)
+    np.testing.assert_array_equal(fedavg.aggregate([(3, values), (77, values), (1001, values)]), values)
+
+
+def test_average_is_rounded_once() -> None:
+    # Summed in float32, the small ones would be lost beside the large one.
+    small = [(1, np.float32([2.0**-24]))] * 4
+    assert fedavg.aggregate([(4, np.float32([1])), *small])[0] == np.float32((4 + 2.0**-22) / 8)
+
+
+def test_average_leaves_what_it_is_given_alone() -> None:
+    values = np.ones(3, np.float32)
+    fedavg.aggregate([(1, values), (3, 2 * values)])
+    np.testing.assert_array_equal(values, np.ones(3, np.float32))
+
+
+def test_average_of_nothing_or_of_different_programs_is_refused() -> None:
+    ones = np.ones(3, np.float32)
+    with pytest.raises(ForeseedError, match="no device has trained"):
+        fedavg.aggregate([])
+    with pytest.raises(ValuesError, match="values of one program"):
+        fedavg.aggregate([(1, ones), (1, ones[1:])])
+    with pytest.raises(ValuesError, match="0 samples with 3 values"):
+        fedavg.aggregate([(0, ones)])
+
+
+# --- a round ---
+
+
+class Fleet:
+    """Threads with a trainer each, as the simulator has them."""
+
+    def __init__(self, trainer: LocalTrainer, workers: int) -> None:
+        self.pool = ThreadPoolExecutor(workers)
+        self._trainer = trainer
+
+    @property
+    def trainer(self) -> LocalTrainer:
+        return self._trainer.copy()
+
+    def map(self, work: Any, items: Any) -> Any:
+        return self.pool.map(work, items)
+
+
+def world(make: Any = lenet, density: float = 0.3, ema: float = 0.0) -> Any:
+    model = make()
+    program, values = pruned(model, density)
+    stats = np.array(models.stats(model, program), np.float32)
+    train = SimpleNamespace(**TRAIN, lr_decay=0.5, ema=ema)
+    config = SimpleNamespace(seed=11, train=train, data=SimpleNamespace(devices=5, per_round=3))
+    return SimpleNamespace(
+        config=config, model=model, program=program, values=values, stats=stats,
+        partition=SimpleNamespace(sizes=np.array(SIZES)), images=lambda device: digits(SIZES[device], seed=device),
+    )  # fmt: skip
+
+
+def rounds(of: Any, count: int, workers: int = 1) -> tuple[fedavg.State, list[dict[str, Any]]]:
+    fleet: Any = Fleet(LocalTrainer(of.model, of.program), workers)
+    state = fedavg.init(of)
+    rows = [fedavg.round(of, fleet, state) for _ in range(count)]
+    fleet.pool.shutdown()
+    return state, rows
+
+
+@pytest.mark.parametrize("make", [lenet, with_batch_norm])
+def test_two_rounds_are_algorithm_1(make: Any) -> None:
+    given_world = world(make)
+    state, rows = rounds(given_world, 2)
+    trainer, values, stats = LocalTrainer(given_world.model, given_world.program), given_world.values, given_world.stats
+    for t in (1, 2):
+        devices = fedavg.sample(11, t, 5, 3)
+        results = [
+            trainer.train(
+                values, *given_world.images(k), **TRAIN | {"lr": 0.02 * 0.5 ** (t - 1)}, seed=(11, t, k), stats=stats
+            )
+            for k in devices
+        ]
+        share = np.array([SIZES[k] for k in devices]) / sum(SIZES[k] for k in devices)
+        assert rows[t - 1]["train_loss"] == pytest.approx(share @ [result.loss for result in results])
+        values = sum(s * result.values.astype(np.float64) for s, result in zip(share, results, strict=True))
+        stats = sum(s * result.stats.astype(np.float64) for s, result in zip(share, results, strict=True))
+        values, stats = values.astype(np.float32), stats.astype(np.float32)
+    np.testing.assert_allclose(state.values, values, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(state.stats, stats, rtol=1e-5, atol=1e-7)
+    assert (state.values != given_world.values).mean() > 0.9
+
+
+def test_any_number_of_workers_gives_the_same_bits() -> None:
+    (one, rows), (three, same_rows) = rounds(world(), 2, workers=1), rounds(world(), 2, workers=3)
+    np.testing.assert_array_equal(one.values, three.values)
+    assert rows == same_rows
+
+
+def test_restored_state_goes_on_as_if_never_saved() -> None:
+    here = world(ema=0.9)
+    through, rows = rounds(here, 2)
+    half, _ = rounds(here, 1)
+    again = fedavg.restore(here, {name: np.asarray(array) for name, array in fedavg.arrays(half).items()})
+    fleet: Any = Fleet(LocalTrainer(here.model, here.program), 1)
+    assert fedavg.round(here, fleet, again) == rows[1]
+    for name, array in fedavg.arrays(through).items():
+        np.testing.assert_array_equal(fedavg.arrays(again)[name], array)
+
+
+def test_moving_average_follows_the_values() -> None:
+    here = world(ema=0.75)
+    state, _ = rounds(here, 1)
+    np.testing.assert_allclose(state.ema, 0.75 * here.values + 0.25 * state.values, rtol=1e-6, atol=1e-7)
+    assert rounds(world(), 1)[0].ema is None
+
+
+def test_costs_of_a_round() -> None:
+    here = world(with_batch_norm, density=1)
+    _, [row] = rounds(here, 1)
+    samples = sum(SIZES[device] for device in fedavg.sample(11, 1, 5, 3))
+    moved = 3 * 4 * (here.program.n_live + here.program.n_stats)
+    assert row == row | {
+        "round": 1, "lr": 0.02, "devices": 3, "samples": samples, "forward_passes": 3 * samples,
+        "flops": 6 * samples * here.program.macs, "dense_flops": 6 * samples * here.program.dense_macs,
+        "bytes_up": moved, "bytes_down": moved,
+    }  # fmt: skip
+
+
+def test_devices_are_those_that_a_bp_free_run_would_ask() -> None:
+    rules = Rules(b"run", seed=2**40 + 11, devices=30, per_round=4, k=2, sigma=1e-4)
+    coordinator = Coordinator.start(rules, Optimiser(), np.zeros(3))
+    asked = [order.device for order in coordinator.open()]
+    assert fedavg.sample(2**40 + 11, 1, 30, 4) == asked
+    assert fedavg.sample(2**40 + 11, 2, 30, 4) != asked
+    assert fedavg.sample(0, 1, 3, 10) == [0, 1, 2]
