@@ -24,7 +24,7 @@ def pruned_lenet() -> Program:
 
 
 def test_forward_device_stays_small() -> None:
-    peak = process_peak_bytes("bp-free", pruned_lenet(), batch=1)
+    peak = process_peak_bytes("bp-free", pruned_lenet())
     assert peak is not None
     assert 4 * MEBI < peak < 25 * MEBI
 
@@ -42,8 +42,10 @@ def test_backpropagation_is_measured_with_what_it_holds() -> None:
 
 
 def test_process_that_fails_is_reported() -> None:
-    with pytest.raises(MeterError, match=r"bp-free device that was to be measured failed: .*batch"):
-        process_peak_bytes("bp-free", pruned_lenet(), batch=0)
+    damaged = pruned_lenet()
+    damaged.bytes = damaged.bytes[:-1]
+    with pytest.raises(MeterError, match=r"was to be measured, failed: .*ProgramError.*truncated"):
+        process_peak_bytes("bp-free", damaged)
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def two_engines(tmp_path_factory):
 
 
 def test_both_engines_are_explained_where_both_were_used(two_engines):
-    assert "Engine exact : exact directional derivatives" in two_engines.text
-    assert "Engine difference : finite differences of losses" in two_engines.text
+    assert "Engine exact : the simulator computes" in two_engines.text
+    assert "Engine difference : devices without backpropagation probe finite differences" in two_engines.text
 
 
 def test_what_differs_between_arms_is_listed_and_nothing_else(two_engines):

@@ -30,6 +30,8 @@ class Spec:
     """Density of the weights whose names start so; the others stay dense."""
     batch: int
     directions: int
+    images: int = IMAGES
+    """How many images a probe is timed on."""
 
 
 # The densities that NTK foresight pruning left in LeNet-5: early layers nearly whole, the large linear ones bare.
@@ -43,8 +45,8 @@ _RESNET20_90 = {
 CASES: Mapping[str, Spec] = {
     "lenet5-dense": Spec("lenet5", {}, batch=64, directions=4),
     "lenet5-90": Spec("lenet5", _LENET5_90, batch=64, directions=4),
-    "resnet20-dense": Spec("resnet20", {}, batch=16, directions=1),
-    "resnet20-90": Spec("resnet20", _RESNET20_90, batch=16, directions=1),
+    "resnet20-dense": Spec("resnet20", {}, batch=16, directions=1, images=256),
+    "resnet20-90": Spec("resnet20", _RESNET20_90, batch=16, directions=1, images=256),
 }
 
 

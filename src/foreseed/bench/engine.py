@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from foreseed.bench.cases import IMAGES, Case, make_case
+from foreseed.bench.cases import CASES, Case, make_case
 from foreseed.bench.code_size import cortex_m_code_bytes
 from foreseed.bench.contenders import CONTENDERS, first_direction, foreseed
 from foreseed.bench.machine import describe_machine
@@ -28,24 +28,24 @@ def bench_engine(
     cases: Sequence[str],
     seconds: float = 10.0,
     threads: Sequence[int] = (1, 2),
-    images: int = IMAGES,
+    images: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Measure all contenders on these cases, `seconds` of timing for each case and number of threads.
 
-    A probe is one direction over all images. `gmac_per_s` counts live weights for foreseed and all weights for the
+    A probe is one direction over all images of a case (or over `images` of them). `gmac_per_s` counts live weights for foreseed and all weights for the
     others, which compute with the zeros too.
     """
     if not seconds > 0:
         raise ForeseedError(f"seconds {seconds}: expected a positive number, such as 10")
     rows, settings, speedups = [], {}, {}
     for name in cases:
-        case = make_case(name, images)
+        case = make_case(name, images or CASES[name].images)
         for n in threads:
             progress(f"{name}, {n} thread{'s' if n > 1 else ''}")
             row, chosen, gain = _measure(case, n, seconds)
             rows.append(row)
-            settings[f"{name}/{n}"] = {"images": images, **chosen}
+            settings[f"{name}/{n}"] = {"images": case.samples.count, **chosen}
             if n == 2:
                 speedups[name] = gain
     return {

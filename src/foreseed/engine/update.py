@@ -1,24 +1,30 @@
-"""Applying a round of the update log, to the bit: what the server does, and a device that replays."""
+"""Applying a round of the update log, to the bit: what the server does, and a device that replays.
+
+No `typing` at run time: a device loads this module (see `head.py`).
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import Protocol
 
 from foreseed.engine import Directions, accumulate, adam, sgd
-from foreseed.engine.types import Buffer, DirectionKind
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Protocol
 
-class LogEntry(Protocol):
-    """The part of `foreseed.wire.Update` that applying it needs."""
+    from foreseed.engine.types import Buffer, DirectionKind
 
-    @property
-    def round(self) -> int: ...
-    @property
-    def step(self) -> bytes: ...
-    @property
-    def parts(self) -> tuple[tuple[int, bytes], ...]: ...
+    class LogEntry(Protocol):
+        """The part of `foreseed.wire.Update` that applying it needs."""
+
+        @property
+        def round(self) -> int: ...
+        @property
+        def step(self) -> bytes: ...
+        @property
+        def parts(self) -> tuple[tuple[int, bytes], ...]: ...
 
 
 def estimate(gradient: Buffer, update: LogEntry, seed: int, kind: DirectionKind, start: int = 0) -> None:
@@ -29,7 +35,7 @@ def estimate(gradient: Buffer, update: LogEntry, seed: int, kind: DirectionKind,
 
 
 def apply_step(values: Buffer, buffers: Sequence[Buffer], gradient: Buffer, step: bytes) -> None:
-    """One optimiser step in place; `buffers` are the optimiser's own vectors: none or momentum (sgd), m and v (adam)."""
+    """One optimiser step in place; `buffers` are the optimiser's vectors: none or momentum (sgd), m and v (adam)."""
     constants = array("f", step)
     if len(constants) == 7:
         m, v = buffers

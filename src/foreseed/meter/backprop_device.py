@@ -12,14 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foreseed.bench.device_process import peak_bytes
 from foreseed.engine.program import Act, Kind, Op, Pool, Program
 
 _STEPS = 3
 
 
-def main(folder: str, batch: int) -> None:
+def main() -> None:
+    """Train a program (a file) for a few steps with minibatches of so many images, and print the peak in bytes."""
     torch.set_num_threads(1)
-    program = Program(Path(folder, "program").read_bytes())
+    program, batch = Program(Path(sys.argv[1]).read_bytes()), int(sys.argv[2])
     shapes = program.shapes()
     net = [_parameters(op, shapes[op.a][0]) for op in program.ops]
     trained = [p for parameters in net for p in parameters]
@@ -33,8 +35,7 @@ def main(folder: str, batch: int) -> None:
                 assert p.grad is not None
                 p.sub_(v.mul_(0.9).add_(p.grad), alpha=0.01)
                 p.grad.zero_()
-    with open("/proc/self/status") as status:
-        print(next(line.split()[1] for line in status if line.startswith("VmHWM")))
+    print(peak_bytes())
 
 
 def _parameters(op: Op, channels: int) -> list[Tensor]:
@@ -81,7 +82,3 @@ def _pool(op: Op, x: Tensor) -> Tensor:
     if op.pool is Pool.MAX:
         return F.max_pool2d(x, kernel, stride, padding)
     return F.avg_pool2d(x, kernel, stride, padding, count_include_pad=op.pool is Pool.AVERAGE)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

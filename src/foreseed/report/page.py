@@ -21,9 +21,9 @@ from foreseed.report.table import PARTS, SummaryRow, summary_row
 from foreseed.report.words import NONE, amount, duration, listed, percent
 
 ENGINES = {
-    "difference": "finite differences of losses, as a real device computes them",
-    "exact": "exact directional derivatives (the limit of ever smaller steps), computed by the simulator",
-    "backprop": "gradients by backpropagation",
+    "difference": "devices without backpropagation probe finite differences of losses, as real ones do",
+    "exact": "the simulator computes exact directional derivatives, the limit of a device’s finite differences",
+    "backprop": "devices compute gradients by backpropagation",
 }
 
 

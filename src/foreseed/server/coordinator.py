@@ -20,6 +20,7 @@ from foreseed.engine.types import DirectionKind
 from foreseed.engine.update import apply_step, estimate
 from foreseed.server.optimiser import Optimiser
 from foreseed.wire import CatchUp, OrderMessage, Reply, Update, encode, values_hash
+from foreseed.wire.messages import MAX_DIRECTIONS
 
 Vector = npt.NDArray[np.float32]
 Map = Callable[[Callable[[tuple[int, int]], None], Iterable[tuple[int, int]]], Iterable[None]]
@@ -47,6 +48,13 @@ class Rules:
     local_lr: float = 0.01
     clip: float = 0.0
     """Largest L2 norm of the aggregated estimate; 0 = no limit."""
+
+    def __post_init__(self) -> None:
+        if self.scalars > MAX_DIRECTIONS:
+            raise ForeseedError(
+                f"train.k {self.k} x train.local_steps {self.local_steps}: {self.scalars} loss differences do not fit "
+                f"a reply, which holds {MAX_DIRECTIONS}; lower one of them"
+            )
 
     @property
     def scalars(self) -> int:
@@ -108,8 +116,11 @@ class Coordinator:
         return self.state.round + 1
 
     def open(self, present: Sequence[int] | None = None) -> list[OrderMessage]:
-        """Sample the devices of the round (without replacement) and write their orders."""
-        pool = np.arange(self.rules.devices) if present is None else np.asarray(present)
+        """Sample the devices of the round (without replacement) and write their orders.
+
+        The sample follows from the seed, the round and who is `present` (all, if not given), in whatever order.
+        """
+        pool = np.arange(self.rules.devices) if present is None else np.unique(present)
         rng = np.random.default_rng([self.rules.seed & 0xFFFFFFFF, self.rules.seed >> 32, self.round])
         chosen = rng.choice(pool, min(self.rules.per_round, len(pool)), replace=False)
         self._asked = [int(device) for device in np.sort(chosen)]
@@ -144,7 +155,7 @@ class Coordinator:
         apply_step(values, buffers, gradient, update.step)
         if not all(np.isfinite(vector).all() for vector in (values, *buffers)):
             raise NotFiniteError(
-                f"round {update.round}: the update is not finite; lower train.lr, or set train.clip, and resume"
+                "the update makes values that are not finite; lower train.lr, or set train.clip, and start anew"
             )
         self._advance(update, values, buffers, replies, total)
         loss = sum(reply.samples * reply.base_loss for reply in replies) / total
@@ -193,7 +204,7 @@ class Coordinator:
             return "duplicate"
         if len(reply.losses) != 4 * (1 + self.rules.scalars) or len(reply.stats) != self.state.stats.nbytes:
             return "wrong length"
-        if not np.isfinite(np.frombuffer(reply.losses, "<f4")).all():
+        if not np.isfinite(np.frombuffer(reply.losses + reply.stats, "<f4")).all():
             return "not finite"
         return None
 
@@ -206,7 +217,8 @@ class Coordinator:
         ]
         if self.rules.seeds == "shared":
             parts = [(SHARED_DEVICE, np.sum([c for _, c in parts], axis=0))]
-        coded = tuple((device, c.astype("<f4").tobytes()) for device, c in parts)
+        with np.errstate(over="ignore"):  # infinite in float32: `close` refuses what comes of it
+            coded = tuple((device, c.astype("<f4").tobytes()) for device, c in parts)
         return Update(self.round, self.optimiser.step(self.round), coded)
 
     def _estimate(self, update: Update, spread_over: Map) -> Vector:
@@ -222,7 +234,7 @@ class Coordinator:
 
     def _clipped(self, update: Update, gradient: Vector, spread_over: Map) -> tuple[Update, Vector]:
         norm = float(np.sqrt(np.sum(gradient.astype(np.float64) ** 2)))
-        if norm <= self.rules.clip:
+        if not self.rules.clip < norm < np.inf:
             return update, gradient
         factor = self.rules.clip / norm
         # The log must hold what was really applied, so the coefficients shrink, and the estimate is made again.
@@ -240,8 +252,8 @@ class Coordinator:
         if state.stats.size:
             shares = [reply.samples / total * np.frombuffer(reply.stats, "<f4").astype(np.float64) for reply in replies]
             state.stats = np.sum(shares, axis=0).astype(np.float32)
-        # A device that was asked holds the values of the round before the one that it answered.
-        state.last_seen[self._asked] = state.round
+        # A device that answered holds the values of the round before; one that did not may never have been reached.
+        state.last_seen[[reply.device for reply in replies]] = state.round
         state.values, state.buffers = values, buffers
         state.round += 1
         state.log_bytes = np.append(state.log_bytes, len(encode(update)))

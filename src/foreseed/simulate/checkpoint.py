@@ -7,18 +7,22 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from foreseed.engine import ForeseedError
 
+PARTIAL = ".partial"
+"""How the name of a file ends while it is being written."""
+
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """The file is there whole, with the new content or the old, whatever happens."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(path.name + PARTIAL)
     with open(partial, "wb") as file:
         file.write(data)
         file.flush()
@@ -44,5 +48,5 @@ def load(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, EOFError, ValueError, BadZipFile) as error:
         raise ForeseedError(f"{path}: not a checkpoint that can be read ({error}); start the run anew") from None

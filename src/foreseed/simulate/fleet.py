@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from foreseed.device.answer import Answer, Order, answer, split
+from foreseed.device.answer import _move as move
 from foreseed.engine import Engine, Samples, project
 from foreseed.engine.types import Buffer
 from foreseed.meter import bp_free_work
@@ -108,12 +109,21 @@ class Fleet:
         return work.forward_passes
 
     def _exact(self, order: Order, values: Vector, stats: Buffer | None) -> Answer:
-        """The limit of small sigma: one gradient for each part, then sigma times its product with every direction."""
+        """What `answer` comes to as sigma goes to 0, by backpropagation."""
+        local = array("f", values.tobytes())
+        differences, base_loss = self._exact_step(order, local, 0, stats)
+        for step in range(1, order.local_steps):
+            move(local, differences[-order.k :], order, step - 1)
+            differences += self._exact_step(order, local, step, stats)[0]
+        return Answer(differences, base_loss, self.world.samples(order.device).count)
+
+    def _exact_step(self, order: Order, values: Buffer, step: int, stats: Buffer | None) -> tuple[array[float], float]:
+        """One gradient for each part of the images, then sigma times its product with every direction."""
         images, labels = self.world.images(order.device)
         spans = split(len(images), order.spread)
         gradients, loss = self.trainer.gradient(values, images, labels, spans, stats)
         differences = array("f", bytes(4 * order.k))
         for part, gradient in enumerate(gradients):
-            slopes = project(order.directions(part, len(spans)), gradient)
+            slopes = project(order.directions(part, len(spans), step=step), gradient)
             differences[part :: len(spans)] = array("f", [order.sigma * slope for slope in slopes])
-        return Answer(differences, loss, len(images))
+        return differences, loss

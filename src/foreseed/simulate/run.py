@@ -89,10 +89,10 @@ def _train(
             began = time.perf_counter()
             try:
                 row = method.round(world, fleet, state)
+                row["seconds"] = time.perf_counter() - began
+                row |= _evaluate(fleet, state, row["round"], config)
             except ForeseedError as error:
-                raise RunError(f"{config.run_name}: {error}") from None
-            row["seconds"] = time.perf_counter() - began
-            row |= _evaluate(fleet, state, row["round"], config)
+                raise RunError(f"{config.run_name}, round {len(rows) + 1}: {error}") from None
             accuracy = row["accuracy"] if row["accuracy"] is not None else accuracy
             rows.append(row)
             metrics.write(json.dumps(row).encode() + b"\n")
@@ -123,15 +123,21 @@ def _claim(config: Config, folder: Path, resume: bool) -> None:
         if changed:
             raise RunError(f"{folder}: that run has another config ({'; '.join(changed)}); resume it with its own")
         return
-    if folder.exists() and any(folder.iterdir()):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A half-written config is what a kill at this very moment leaves: nothing to resume, and nothing to lose.
+        taken = any(entry.suffix != checkpoint.PARTIAL for entry in folder.iterdir())
+    except OSError as error:
+        raise RunError(f"{folder}: cannot make a run folder there ({error.strerror}); choose another --out") from None
+    if taken:
         raise RunError(f"{folder} exists and is not empty; choose another --out, or go on with --resume")
-    (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
     checkpoint.write_atomically(written, config.to_toml().encode())
 
 
 def _write_start(world: World, folder: Path) -> None:
     """What is known before the first round."""
-    (folder / "figures").mkdir(exist_ok=True)
+    for name in ("checkpoint", "figures"):
+        (folder / name).mkdir(exist_ok=True)
     checkpoint.write_atomically(folder / "env.json", json.dumps(environment(), indent=1).encode())
     if world.pruning is not None:
         save_mask(folder / "mask.npz", world.pruning.mask)
@@ -152,17 +158,19 @@ def environment() -> dict[str, Any]:
 
 def _restore(world: World, method: ModuleType, folder: Path) -> tuple[Any, list[dict[str, Any]]]:
     """The state of the last checkpoint, and the metrics up to it; a line written after it is dropped."""
-    saved = folder / "checkpoint" / "state.npz"
-    if not saved.exists():
-        (folder / "metrics.jsonl").write_bytes(b"")
-        return method.init(world), []
-    arrays = checkpoint.load(saved)
-    done = int(arrays["round"])
-    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:done]
-    if len(lines) < done:
-        raise RunError(f"{folder}: its metrics end before its checkpoint (round {done}); start the run anew")
-    checkpoint.write_atomically(folder / "metrics.jsonl", b"".join(lines))
-    return method.restore(world, arrays), [json.loads(line) for line in lines]
+    saved, metrics = folder / "checkpoint" / "state.npz", folder / "metrics.jsonl"
+    arrays = checkpoint.load(saved) if saved.exists() else None
+    done = 0 if arrays is None else int(arrays["round"])
+    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+    # A round's line is written just before its checkpoint: a kill leaves at most one too many.
+    if not done <= len(lines) <= done + 1:
+        raise RunError(
+            f"{folder}: {len(lines)} lines of metrics beside a checkpoint of round {done}, files of this run are lost; "
+            "start it anew in another folder"
+        )
+    checkpoint.write_atomically(metrics, b"".join(lines[:done]))
+    state = method.init(world) if arrays is None else method.restore(world, arrays)
+    return state, [json.loads(line) for line in lines[:done]]
 
 
 def _prune_watch(config: Config, watch: Watch | None) -> Callable[[Step], None] | None:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from foreseed.engine import Engine
-from foreseed.meter import planned_bp_bytes
+from foreseed.meter import planned_bp_bytes, process_peak_bytes
 from foreseed.simulate.world import World
 
 _LAST = 5
@@ -61,7 +61,7 @@ def _memory(world: World) -> dict[str, Any]:
         planned = planned_bp_bytes(world.program, config.train.batch, config.train.momentum > 0)
         return {
             "planned_bytes": planned.total, "observed_bytes": None,
-            "process_peak_bytes": None,
+            "process_peak_bytes": process_peak_bytes("bp", world.program, config.train.batch),
             "batch": config.train.batch,
             "note": "parameters, gradients, optimiser state and saved activations of dense tensors",
         }  # fmt: skip
@@ -70,7 +70,7 @@ def _memory(world: World) -> dict[str, Any]:
     engine.loss(world.values, samples.part(0, min(samples.count, 4)))
     return {
         "planned_bytes": engine.planned_bytes, "observed_bytes": engine.observed_bytes,
-        "process_peak_bytes": None,
+        "process_peak_bytes": process_peak_bytes("bp-free", world.program, 1),
         "batch": 1, "note": "program, values, perturbed copy, activations and input of a lean device",
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from math import isfinite
+from reprlib import repr as shown
 from typing import Any
 
 import cbor2
@@ -101,30 +102,41 @@ def values_hash(values: Buffer) -> bytes:
 
 def encode(message: Message) -> bytes:
     """The message's bytes."""
-    fields: tuple[Any, ...] = astuple(message)
-    if isinstance(message, OrderMessage):
-        fields = (*fields[:-1], _plain(message.catch_up))
-    return cbor2.dumps((VERSION, _NUMBERS[type(message)], *fields))
+    return cbor2.dumps((VERSION, _NUMBERS[type(message)], *astuple(message)))
 
 
 def decode(data: bytes) -> Message:
     """The message in these bytes, every field checked; WireError says what is wrong with it."""
     try:
-        items = cbor2.loads(data)
+        items = cbor2.loads(data, semantic_decoders=_NO_TAGS, max_depth=_DEPTH, allow_indefinite=False)
     except Exception as error:  # the decoder has many ways to say that the bytes are not CBOR
-        raise WireError(f"not CBOR: {type(error).__name__}") from None
+        raise WireError(f"not CBOR of ours: {type(error).__name__}") from None
     if not isinstance(items, list) or len(items) < 2:
-        raise WireError(f"a message is an array, not {type(items).__name__}")
+        raise WireError(f"a message is an array of its version, its type and its fields, not {shown(items)}")
     if items[0] != VERSION:
-        raise WireError(f"message version {items[0]!r}, this foreseed speaks {VERSION}")
+        raise WireError(f"message version {shown(items[0])}, this foreseed speaks {VERSION}")
+    if items[1] not in list(_READERS):
+        raise WireError(f"message type {shown(items[1])}, expected one of {list(_READERS)}")
     try:
-        return _READERS[items[1]](items[2:])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        message = _READERS[items[1]](items[2:])
+    except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"malformed message: {error}") from None
+    # A message has one encoding: nothing follows it, and nothing in it only looks like what it should be.
+    if encode(message) != data:
+        raise WireError("malformed message: its fields are fine, their encoding is not")
+    return message
 
 
-def _plain(catch_up: CatchUp) -> list[Any]:
-    return [catch_up.state, [list(astuple(update)) for update in catch_up.updates]]
+class _NoTags(dict[int, Any]):
+    """Refuses every CBOR tag: messages have none, and a decimal of 200 kB alone keeps the decoder busy for 10 s."""
+
+    def __missing__(self, tag: int) -> Any:
+        raise ValueError(f"tag {tag}")
+
+
+_NO_TAGS = _NoTags()
+_DEPTH = 6
+"""An order's catch-up is the deepest: message, catch-up, updates, update, parts, part."""
 
 
 def _order(f: list[Any]) -> OrderMessage:
@@ -162,19 +174,19 @@ def _length(fields: list[Any], n: int) -> None:
 
 def _int(x: Any, most: int = 0xFFFFFFFF, least: int = 0) -> int:
     if type(x) is not int or not least <= x <= most:
-        raise ValueError(f"{x!r} is not an integer from {least} to {most}")
+        raise ValueError(f"{shown(x)} is not an integer from {least} to {most}")
     return x
 
 
 def _bool(x: Any) -> bool:
     if type(x) is not bool:
-        raise ValueError(f"{x!r} is neither true nor false")
+        raise ValueError(f"{shown(x)} is neither true nor false")
     return x
 
 
 def _float(x: Any) -> float:
     if type(x) is not float or not isfinite(x):
-        raise ValueError(f"{x!r} is not a finite number")
+        raise ValueError(f"{shown(x)} is not a finite number")
     return x
 
 

@@ -1,0 +1,93 @@
+"""`foreseed bench` prints what the benchmarks give, for machines and for people."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from foreseed.bench import engine, memory
+from foreseed.cli import bench, main
+
+ENGINE_RESULT = {
+    "machine": {},
+    "cases": [
+        {
+            "case": "lenet5-90",
+            "threads": 1,
+            "contenders": {
+                "foreseed": {"probes_per_s": 180.0, "gmac_per_s": 39.0},
+                "torch_loop": {"probes_per_s": 30.0, "gmac_per_s": 9.8},
+                "torch_vmap": {"probes_per_s": 18.0, "gmac_per_s": 5.9},
+                "onnxruntime": "not installed",
+            },
+            "ratio": {"torch_loop": 6.0, "torch_vmap": 10.0, "onnxruntime": None},
+            "gemm_gmac_per_s": 60.0,
+            "gemm_share": 0.65,
+        }
+    ],
+    "two_thread_speedup": {"lenet5-90": 1.98},
+    "cortex_m_code_bytes": 18_549,
+    "settings": {"lenet5-90/1": {"images": 500, "foreseed": "batch 64"}},
+}
+MEMORY_RESULT = {
+    "models": [
+        {
+            "model": "lenet5",
+            "density": 0.1,
+            "planned_bytes": {"batch_1": 68_653, "batch_32": 534_125, "smallest": 43_437, "parts": {"values": 25_700}},
+            "observed_bytes": {"batch_1": 68_557, "batch_32": 534_061},
+            "process_peak_mb": 11.3,
+            "torch_bp_process_peak_mb": 356.5,
+        }
+    ],
+    "bare_interpreter_mb": 8.6,
+    "order": {"k": 50, "spread": 10, "images": 500},
+    "machine": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def canned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bench_engine(*_: Any, progress: Any, **__: Any) -> dict[str, Any]:
+        progress("lenet5-90, 1 thread")
+        return ENGINE_RESULT
+
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(engine, "bench_engine", bench_engine)
+    monkeypatch.setattr(memory, "bench_memory", lambda **_: MEMORY_RESULT)
+
+
+def test_engine_json_is_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", "--cases", "lenet5-90", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == ENGINE_RESULT
+    assert captured.err == "lenet5-90, 1 thread\n"
+
+
+def test_engine_table_shows_rates_ratios_and_code_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", "--cases", "lenet5-90"]) == 0
+    out = capsys.readouterr().out
+    for said in ("180 (39.0)", "1/6.0", "not installed", "0.65", "1.98 times", "18,549 bytes"):
+        assert said in out
+
+
+def test_memory_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "memory", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == MEMORY_RESULT
+
+
+def test_memory_table_shows_bytes_and_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "memory"]) == 0
+    out = capsys.readouterr().out
+    for said in ("density 0.1", "68,653", "25,700", "43,437", "11.3", "356.5", "8.6 MB", "10^6 bytes"):
+        assert said in out
+
+
+def test_without_the_c_engine_there_is_nothing_to_measure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "instruction_set", lambda: None)
+    assert main(["bench", "engine"]) == 2
+    assert capsys.readouterr().err.startswith("foreseed: the C engine is not built")

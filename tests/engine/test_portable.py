@@ -1,0 +1,175 @@
+"""The C engine moves to other processors as it is: it compiles there, needs nothing, and gives the same bits."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreseed.engine.native import NativeEngine, direction, isa
+from foreseed.engine.types import Directions, Samples
+from tests.engine.fuzz.corpus import write_corpus
+from tests.engine.programs import lenet5, random_values
+from tests.engine.toolchain import ENGINE, FUZZER, HOSTED, NO_VECTORS, ROOT, compile_all, link, need, run
+
+ARM = "gcc-arm-none-eabi libnewlib-arm-none-eabi"
+ARM64 = "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A processor, and the tools that build for it."""
+
+    prefix: str
+    packages: str
+    flags: tuple[str, ...] = ()
+
+    @property
+    def compiler(self) -> list[str]:
+        need(f"{self.prefix}gcc", self.packages)
+        return [f"{self.prefix}gcc", *self.flags]
+
+
+TARGETS = {
+    "cortex-m4": Target(
+        "arm-none-eabi-", ARM, ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
+    ),
+    "cortex-m0": Target("arm-none-eabi-", ARM, ("-mcpu=cortex-m0", "-mthumb")),
+    "aarch64": Target("aarch64-linux-gnu-", ARM64, ("-fno-pic",)),
+    "here": Target("", "gcc", ("-fno-pic",)),
+}  # fmt: skip
+STRICT = ("-Wall", "-Wextra", "-Werror")
+# What a compiler calls on its own: the four functions that any C implementation has, and its own helpers.
+HELPERS = re.compile(
+    r"mem(cpy|move|set|cmp)|__aeabi_\w+|__gnu_thumb1_case_\w+|__(ctz|clz|mul|div|udiv|ashl|lshr)[a-z]*\d|__cpu_model"
+)
+
+
+@pytest.fixture(scope="module", params=[*((name, "-Os") for name in TARGETS), ("cortex-m4", "-O3"), ("here", "-O3")])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Target, list[Path]]:
+    name, optimise = request.param
+    target, folder = TARGETS[name], tmp_path_factory.mktemp(name)
+    return target, compile_all(target.compiler, ENGINE, folder, optimise, "-fstack-usage", *STRICT)
+
+
+def test_needs_no_library(built: tuple[Target, list[Path]]) -> None:
+    target, objects = built
+    symbols = re.findall(r"^\w* +(\w) (\w+)$", run([f"{target.prefix}nm", *objects]), re.MULTILINE)
+    wanted = {name for kind, name in symbols if kind == "U"} - {name for kind, name in symbols if kind != "U"}
+    assert "memcpy" in wanted or "memmove" in wanted
+    assert not {name for name in wanted if not HELPERS.fullmatch(name)}
+
+
+def test_has_no_globals_to_write(built: tuple[Target, list[Path]]) -> None:
+    target, objects = built
+    total = run([f"{target.prefix}size", "--totals", *objects]).splitlines()[-1].split()
+    text, data, bss = map(int, total[:3])
+    assert text > 10_000
+    assert (data, bss) == (0, 0)
+
+
+def test_takes_no_more_stack_than_the_header_says(built: tuple[Target, list[Path]]) -> None:
+    target, objects = built
+    if target.prefix != "arm-none-eabi-":
+        return
+    frames = [line.split("\t") for path in objects for line in path.with_suffix(".su").read_text().splitlines()]
+    assert {how for _, _, how in frames} == {"static"}
+    sizes = {where.rsplit(":", 1)[1]: int(size) for where, size, _ in frames}
+    planning = {sizes.pop("fs_start"), sizes.pop("fs_make_plan")}
+    assert max(planning) < 9 * 1024
+    assert sizes.pop("fs_open") < 4 * 1024
+    assert max(sizes.values()) < 3 * 1024
+
+
+# ---- running elsewhere ----
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A way to run the engine: a compiler, its flags, and the emulator of what it makes."""
+
+    target: str
+    emulator: str = ""
+    flags: tuple[str, ...] = ()
+
+    def build(self, sources: list[Path], folder: Path, name: str) -> list[str | Path]:
+        if self.emulator:
+            need(self.emulator, TARGETS[self.target].packages)
+        compiler = TARGETS[self.target].compiler
+        objects = compile_all(compiler, sources, folder, "-O2", *STRICT, *HOSTED, *self.flags)
+        binary = link(compiler, objects, folder / name, "-static")
+        return [self.emulator, binary] if self.emulator else [binary]
+
+
+EMULATED_ARM = Machine("aarch64", "qemu-aarch64")
+WITHOUT_VECTORS = Machine("here", flags=(NO_VECTORS,))
+
+
+@pytest.fixture(scope="module")
+def question(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NativeEngine, array[float], Samples]:
+    """A pruned LeNet-5 with values and images, in files for another machine and as objects for this one."""
+    folder, rng = tmp_path_factory.mktemp("question"), np.random.default_rng(3)
+    live = [np.flatnonzero(rng.random(layer.n_dense) < 0.3).tolist() for layer in lenet5().layers()]
+    program = lenet5(live)
+    values = array("f", random_values(program, rng).tobytes())
+    shard = rng.integers(0, 256, (5, program.image_bytes + 1), np.uint8)
+    shard[:, 0] %= program.classes
+    (folder / "program").write_bytes(program.bytes)
+    (folder / "values").write_bytes(values.tobytes())
+    (folder / "shard").write_bytes(shard.tobytes())
+    samples = Samples.records(shard.tobytes(), program.image_bytes)
+    return folder, NativeEngine(program, batch=32, directions=4), values, samples
+
+
+def answers_of(machine: Machine, folder: Path, tmp_path: Path) -> list[list[bytes]]:
+    """Losses and a direction, gaussian then rademacher: four lines of numbers as big-endian bytes."""
+    command = machine.build([*ENGINE, ROOT / "tests/engine/portable/run.c"], tmp_path, "run")
+    said = run([*command, folder / "program", folder / "values", folder / "shard", "2", "1"])
+    return [[bytes.fromhex(number) for number in line.split()] for line in said.splitlines()]
+
+
+def numbers(line: list[bytes], kind: str) -> array[float]:
+    found = array(kind, b"".join(line))
+    found.byteswap()
+    return found
+
+
+def asked(kind: str) -> Directions:
+    return Directions(0x0123456789ABCDEF, 4, 9, 6, first=1, step=3, kind=kind, sigma=float(np.float32(0.01)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("machine", [EMULATED_ARM, WITHOUT_VECTORS], ids=["aarch64", "here without vectors"])
+def test_directions_are_the_same_bits_elsewhere(question, machine: Machine, tmp_path: Path) -> None:
+    lines = answers_of(machine, question[0], tmp_path)
+    for kind, line in (("gaussian", lines[1]), ("rademacher", lines[3])):
+        assert numbers(line, "f").tobytes() == direction(asked(kind), 1, 1000, start=77).tobytes()
+
+
+def test_losses_are_the_same_bits_on_aarch64(question, tmp_path: Path) -> None:
+    folder, engine, values, samples = question
+    assert isa() != "plain", "aarch64 fuses multiply-adds; run this test on a processor with AVX2, which does so too"
+    lines = answers_of(EMULATED_ARM, folder, tmp_path)
+    for kind, line in (("gaussian", lines[0]), ("rademacher", lines[2])):
+        assert numbers(line, "d") == engine.probe(values, samples, asked(kind))
+
+
+def test_losses_without_fused_multiply_add_agree_to_rounding(question, tmp_path: Path) -> None:
+    folder, engine, values, samples = question
+    lines = answers_of(WITHOUT_VECTORS, folder, tmp_path)
+    for kind, line in (("gaussian", lines[0]), ("rademacher", lines[2])):
+        np.testing.assert_allclose(numbers(line, "d"), engine.probe(values, samples, asked(kind)), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_random_programs_give_the_same_bits_on_aarch64(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus")
+    said = []
+    for machine in (Machine("here"), EMULATED_ARM):
+        driver = machine.build([*ENGINE, *FUZZER], tmp_path / machine.target, "driver")
+        said.append(run([*driver, "run", tmp_path / "corpus", "3", "800"]))
+    assert said[0] == said[1]
+    assert int(re.search(r"(\d+) run", said[0])[1]) > 200

@@ -1,0 +1,278 @@
+"""Messages: what goes in comes out, and what is not a message is a WireError and nothing else."""
+
+from __future__ import annotations
+
+import struct
+import time
+import tracemalloc
+from array import array
+from dataclasses import astuple, replace
+from typing import Any
+
+import cbor2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreseed.wire import CatchUp, OrderMessage, Reply, Update, WireError, decode, encode, values_hash
+from foreseed.wire.messages import MAX_DIRECTIONS, VERSION, Message
+
+words = st.integers(0, 2**32 - 1)
+eight = st.binary(min_size=8, max_size=8)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def floats(least: int = 0, most: int = 20) -> st.SearchStrategy[bytes]:
+    number = st.floats(allow_nan=False, allow_infinity=False, width=32)
+    return st.lists(number, min_size=least, max_size=most).map(lambda xs: array("f", xs).tobytes())
+
+
+updates = st.builds(
+    Update,
+    words,
+    st.sampled_from([3, 7]).flatmap(lambda n: floats(n, n)),
+    st.lists(st.tuples(words, floats(1)), max_size=4).map(tuple),
+)
+catch_ups = st.builds(CatchUp, floats(), st.lists(updates, max_size=3).map(tuple))
+orders = st.builds(
+    OrderMessage, eight, words, words, st.integers(0, 2**64 - 1), st.integers(1, MAX_DIRECTIONS), numbers,
+    st.booleans(), st.booleans(), st.integers(1, MAX_DIRECTIONS), st.booleans(), st.integers(1, 4096), numbers, eight,
+    catch_ups,
+)  # fmt: skip
+replies = st.builds(
+    Reply, eight, words, words, st.integers(1, 2**31), floats(2), st.integers(0, 2**62), floats()
+)  # fmt: skip
+messages: st.SearchStrategy[Message] = orders | replies | updates
+
+
+def numbers_of(*xs: float) -> bytes:
+    return array("f", xs).tobytes()
+
+
+UPDATE = Update(7, numbers_of(0.01, 0.9, 0.0), ((3, numbers_of(1, 2)), (5, numbers_of(3, 4))))
+ORDER = OrderMessage(
+    b"run-name", 8, 3, 12345, 50, 1e-4, False, True, 2, False, 1, 0.01, b"hashhash", CatchUp(b"", (UPDATE,))
+)
+REPLY = Reply(b"run-name", 8, 3, 812, numbers_of(2.3, *range(50)), 41412)
+
+
+def fields(message: Message, **changes: Any) -> list[Any]:
+    """The message as plain CBOR items, some fields replaced by anything at all."""
+    names = list(message.__dataclass_fields__)
+    items = [VERSION, {OrderMessage: 1, Reply: 2, Update: 3}[type(message)], *astuple(message)]
+    for name, value in changes.items():
+        items[2 + names.index(name)] = value
+    return items
+
+
+def refused(data: bytes, match: str | None = None) -> None:
+    with pytest.raises(WireError, match=match):
+        decode(data)
+
+
+# --- what is a message ---
+
+
+@given(messages)
+def test_every_message_comes_back_as_it_was(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_reply_of_50_directions_takes_at_most_260_bytes() -> None:
+    largest = Reply(b"\xff" * 8, 2**32 - 1, 2**32 - 2, 2**31, numbers_of(*[-1.5] * 51), 2**62)
+    assert len(encode(largest)) <= 260
+    assert len(encode(REPLY)) <= 240
+
+
+def test_layout_is_an_array_of_version_type_and_fields() -> None:
+    expected = [1, 2, b"run-name", 8, 3, 812, struct.pack("<51f", 2.3, *range(50)), 41412, b""]
+    assert cbor2.loads(encode(REPLY)) == expected
+
+
+def test_losses_are_the_base_loss_and_then_the_differences() -> None:
+    assert REPLY.base_loss == pytest.approx(2.3)
+    assert list(REPLY.differences) == list(range(50))
+
+
+def test_hash_tells_vectors_apart_and_is_the_same_for_any_buffer() -> None:
+    values = array("f", [1.0, 2.0, -0.0])
+    assert values_hash(values) == values_hash(values.tobytes()) == values_hash(memoryview(values))
+    assert len(values_hash(values)) == 8
+    assert values_hash(values) != values_hash(array("f", [1.0, 2.0, 0.0]))
+
+
+# --- what is not ---
+
+NAN, INF = numbers_of(1, float("nan")), numbers_of(float("inf"), 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "changes", "match"),
+    [
+        (REPLY, {"run": b"short"}, "8 to 8 bytes"),
+        (REPLY, {"run": "run-name"}, "8 to 8 bytes"),
+        (REPLY, {"round": -1}, "-1 is not an integer"),
+        (REPLY, {"round": 2**32}, "is not an integer from 0 to"),
+        (REPLY, {"round": 8.0}, "8.0 is not an integer"),
+        (REPLY, {"round": True}, "True is not an integer"),
+        (REPLY, {"device": None}, "None is not an integer"),
+        (REPLY, {"device": 2**200}, "not CBOR of ours"),
+        (REPLY, {"samples": 0}, "0 is not an integer from 1"),
+        (REPLY, {"samples": 2**40}, "is not an integer from 1"),
+        (REPLY, {"losses": NAN}, "not finite"),
+        (REPLY, {"losses": INF}, "not finite"),
+        (REPLY, {"losses": numbers_of(2.3)}, "8 to"),
+        (REPLY, {"losses": numbers_of(1, 2) + b"x"}, "9 bytes are not float32"),
+        (REPLY, {"losses": bytes(4 * MAX_DIRECTIONS + 8)}, "8 to 262148 bytes"),
+        (REPLY, {"losses": [2.3, 1.0]}, "bytes"),
+        (REPLY, {"forward_passes": -5}, "-5 is not an integer"),
+        (REPLY, {"stats": NAN}, "not finite"),
+        (ORDER, {"seed": 2**64}, "not CBOR of ours"),
+        (ORDER, {"k": 0}, "0 is not an integer from 1"),
+        (ORDER, {"k": MAX_DIRECTIONS + 1}, "is not an integer from 1 to 65536"),
+        (ORDER, {"sigma": float("nan")}, "nan is not a finite number"),
+        (ORDER, {"sigma": float("-inf")}, "-inf is not a finite number"),
+        (ORDER, {"sigma": 1}, "1 is not a finite number"),
+        (ORDER, {"rademacher": 1}, "1 is neither true nor false"),
+        (ORDER, {"spread": 0}, "0 is not an integer from 1"),
+        (ORDER, {"local_steps": 4097}, "4097 is not an integer from 1 to 4096"),
+        (ORDER, {"values_hash": b""}, "8 to 8 bytes"),
+        (ORDER, {"catch_up": []}, "not enough values"),
+        (ORDER, {"catch_up": None}, "cannot unpack"),
+        (ORDER, {"catch_up": [b"123", []]}, "3 bytes are not float32"),
+        (ORDER, {"catch_up": [NAN, []]}, "not finite"),
+        (ORDER, {"catch_up": [b"", [[1, 2]]]}, "2 fields, expected 3"),
+        (ORDER, {"catch_up": [b"", 7]}, "not iterable"),
+        (ORDER, {"catch_up": {b"": 0, (): 1}}, "encoding"),
+        (ORDER, {"catch_up": [b"", ""]}, "encoding"),
+        (UPDATE, {"step": numbers_of(1, 2, 3, 4)}, "step of 4 constants"),
+        (UPDATE, {"step": numbers_of(1, 2)}, "12 to 28 bytes"),
+        (UPDATE, {"parts": [[1, b""]]}, "4 to"),
+        (UPDATE, {"parts": [[1, INF]]}, "not finite"),
+        (UPDATE, {"parts": [[1]]}, "not enough values"),
+        (UPDATE, {"parts": [[-1, numbers_of(1)]]}, "-1 is not an integer"),
+        (UPDATE, {"parts": {}}, "encoding"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(message: Message, changes: dict[str, Any], match: str) -> None:
+    refused(cbor2.dumps(fields(message, **changes)), match)
+
+
+@pytest.mark.parametrize("message", [ORDER, REPLY, UPDATE])
+def test_a_message_of_the_wrong_shape_is_refused(message: Message) -> None:
+    whole = fields(message)
+    refused(cbor2.dumps(whole[:-1]), "fields, expected")
+    refused(cbor2.dumps([*whole, 0]), "fields, expected")
+    refused(cbor2.dumps([2, *whole[1:]]), "version 2, this foreseed speaks 1")
+    refused(cbor2.dumps([VERSION, 9, *whole[2:]]), "type 9, expected one of")
+    refused(cbor2.dumps([VERSION, [], *whole[2:]]), r"type \[\], expected one of")
+    refused(cbor2.dumps([VERSION]), "a message is an array")
+    refused(cbor2.dumps(dict(enumerate(whole))), "a message is an array")
+    refused(b"", "not CBOR")
+
+
+@pytest.mark.parametrize("message", [ORDER, REPLY, UPDATE])
+def test_a_message_has_exactly_one_encoding(message: Message) -> None:
+    data, whole = encode(message), fields(message)
+    refused(data + b"\0", "encoding")
+    refused(cbor2.dumps([True, *whole[1:]]), "encoding")
+    refused(cbor2.dumps([VERSION, float(whole[1]), *whole[2:]]), "encoding")
+    refused(b"\x98" + bytes([len(whole)]) + data[1:], "encoding")  # a length in two bytes that needs one
+    refused(cbor2.dumps(whole, indefinite_containers=True), "not CBOR of ours")
+
+
+@pytest.mark.parametrize("message", [ORDER, REPLY, UPDATE])
+def test_a_message_cut_short_anywhere_is_refused(message: Message) -> None:
+    data = encode(message)
+    for end in range(len(data)):
+        refused(data[:end])
+
+
+# --- what is meant to hurt ---
+
+
+def bounded(data: bytes) -> None:
+    """Refused, in little time, and in memory that its own bytes account for."""
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        refused(data)
+        assert tracemalloc.get_traced_memory()[1] < 100 * len(data) + (1 << 20)
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 2
+
+
+BIG = b"\xc2\x5a\x00\x04\x00\x00" + b"\xff" * (1 << 18)  # a bignum of 256 kB
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x81" * 100_000 + b"\x00",  # nested deeper than any stack
+        b"\xa1\x00" * 100_000 + b"\x00",
+        b"\xc1" * 100_000 + b"\x00",
+        *(head + (1 << 62).to_bytes(8, "big") for head in (b"\x5b", b"\x7b", b"\x9b", b"\xbb")),  # 4 EB declared
+        *(head + (1 << 31).to_bytes(4, "big") + b"\x01\x02" for head in (b"\x5a", b"\x7a", b"\x9a", b"\xba")),
+        b"\x5f" + b"\x41a" * 1000,  # without end
+        b"\xc4\x82\x00" + BIG,  # a decimal fraction whose digits take minutes
+        b"\x82" + BIG + b"\x00",  # a version too long to print
+        b"\x82\x01" + BIG,
+        cbor2.dumps([VERSION, 2, "x" * 1_000_000]),
+        # Lists that hold the list before them twice: 2^40 items, if one looks at all of them.
+        b"\x82\x98\x29\xd8\x1c\x80" + b"".join(b"\xd8\x1c\x82" + 2 * (b"\xd8\x1d\x18" + bytes([i])) for i in range(40)),
+        b"\xd8\x1c\x82\x01\xd8\x1d\x00",  # a list that holds itself
+        cbor2.dumps([VERSION, 2, cbor2.CBORTag(35, "(" * 50_000)]),  # a regular expression
+        cbor2.dumps([VERSION, *[[]] * 100_000]),
+    ],
+    ids=lambda data: data[:4].hex() + f"-{len(data)}",
+)
+def test_hostile_bytes_cost_little(data: bytes) -> None:
+    bounded(data)
+
+
+def test_a_fault_is_told_in_few_words() -> None:
+    with pytest.raises(WireError) as caught:
+        decode(cbor2.dumps(fields(REPLY, round="x" * 1_000_000)))
+    assert len(str(caught.value)) < 200
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    refused(data)
+
+
+leaves = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.binary() | st.text()
+anything = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.integers() | st.text(), inner))
+
+
+@given(anything)
+def test_any_other_cbor_is_refused(item: Any) -> None:
+    refused(cbor2.dumps(item))
+    refused(cbor2.dumps([VERSION, 2, item]))
+
+
+@given(messages, st.data())
+def test_a_damaged_message_is_refused_or_another_whole_message(message: Message, data: st.DataObject) -> None:
+    damaged = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        change = data.draw(st.sampled_from(["set", "cut", "insert"]))
+        byte = data.draw(st.binary(min_size=1, max_size=1))
+        damaged[at : at + (change != "insert")] = b"" if change == "cut" and len(damaged) > 1 else byte
+    try:
+        found = decode(bytes(damaged))
+    except WireError:
+        return
+    assert encode(found) == damaged
+
+
+@settings(max_examples=30)
+@given(messages, messages)
+def test_messages_one_after_the_other_are_not_a_message(first: Message, second: Message) -> None:
+    refused(encode(first) + encode(second))
+
+
+def test_a_message_that_was_decoded_can_be_changed_and_sent_on() -> None:
+    later = replace(REPLY, round=9)
+    assert decode(encode(later)) == later != REPLY
