@@ -42,7 +42,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     objects = compile_all(["gcc"], [*ENGINE, *FUZZER], folder, *flags)
     chooser = [path for path in ENGINE if path.name == "directions.c"]
     plain = compile_all(["gcc"], chooser, folder / "plain", *flags, NO_VECTORS)
-    others = [path for path in objects if path.name != "directions.o"]
+    others = [path for path in objects if path.name != plain[0].name]
     return {
         "vectors": link(["gcc"], objects, folder / "vectors", *SANITIZE),
         "plain": link(["gcc"], [*others, *plain], folder / "without", *SANITIZE),

@@ -38,7 +38,7 @@ def compile_all(compiler: Sequence[str], sources: Iterable[Path], folder: Path, 
     folder.mkdir(parents=True, exist_ok=True)
 
     def compile_one(source: Path) -> Path:
-        target = folder / f"{source.stem}.o"
+        target = folder / f"{source.parent.name}-{source.stem}.o"
         run([*compiler, *FLAGS, *flags, "-c", source, "-o", target], cwd=folder)
         return target
 

@@ -1,4 +1,4 @@
-"""The data that the simulations share; pictures are not drawn again for every run."""
+"""The data that the simulations share; what takes longer than a small run is left out of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreseed.simulate import run as run_module
-from tests.simulate.small import write_bars
+from tests.simulate.small import leave_out_the_slow, write_bars
 
 
 @pytest.fixture(scope="session")
@@ -19,11 +18,8 @@ def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No pictures (they take longer than the rest of a small run), and torch's threads as they were."""
+    """Small runs in a second or less; and torch's threads stay as they were."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    import sys
-
-    monkeypatch.setattr(sys.modules["foreseed.simulate.run"], "picture", lambda *_: None)
+    leave_out_the_slow(monkeypatch.setattr)
     yield
     torch.set_num_threads(threads)

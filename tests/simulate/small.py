@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+import foreseed.simulate  # noqa: F401
 from foreseed.config import Config, load
 from tests.methods.small import digits
 
@@ -44,6 +47,13 @@ def small_config(bars: Path, **changes: Any) -> Config:
         "prune.redraws": 1, "prune.batch": 8, "train.k": 6, "train.lr": 0.01, "train.batch": 8,
     }  # fmt: skip
     return load().with_(base | {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def leave_out_the_slow(set_attribute: Callable[[Any, str, Any], None]) -> None:
+    """No pictures and no processes to measure: each takes longer than the rest of a small run."""
+    # By name, since `foreseed.simulate.run` is the function.
+    set_attribute(sys.modules["foreseed.simulate.run"], "picture", lambda *_: None)
+    set_attribute(sys.modules["foreseed.simulate.summary"], "process_peak_bytes", lambda *_: None)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

@@ -48,8 +48,8 @@ def torch_loop(case: Case, cores: Sequence[int]) -> list[Way]:
 
 def torch_vmap(case: Case, cores: Sequence[int]) -> list[Way]:
     """PyTorch, several perturbed copies at once by `torch.func.vmap`."""
-    settings = ((32, 4), (32, 16), (128, 4))
-    return _on_cores([partial(_torch_vmap, case, min(batch, case.samples.count), n) for batch, n in settings], cores)
+    settings = dict.fromkeys((min(batch, case.samples.count), n) for batch, n in ((32, 4), (32, 16), (128, 4)))
+    return _on_cores([partial(_torch_vmap, case, batch, n) for batch, n in settings], cores)
 
 
 def onnxruntime(case: Case, cores: Sequence[int]) -> list[Way] | None:

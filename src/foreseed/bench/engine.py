@@ -33,8 +33,8 @@ def bench_engine(
 ) -> dict[str, Any]:
     """Measure all contenders on these cases, `seconds` of timing for each case and number of threads.
 
-    A probe is one direction over all images of a case (or over `images` of them). `gmac_per_s` counts live weights for foreseed and all weights for the
-    others, which compute with the zeros too.
+    A probe is one direction over all images of a case (or over `images` of them). `gmac_per_s` counts live weights
+    for foreseed and all weights for the others, which compute with the zeros too.
     """
     if not seconds > 0:
         raise ForeseedError(f"seconds {seconds}: expected a positive number, such as 10")

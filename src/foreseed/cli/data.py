@@ -100,5 +100,6 @@ def shard(
     data.picture(partition, dataset.classes, out / "partition.png")
     sizes = partition.sizes
     print(
-        f"{len(sizes)} shards of {sizes.min()} to {sizes.max()} samples ({partition.moved} moved to reach the minimum): {index}"
+        f"{len(sizes)} shards of {sizes.min()} to {sizes.max()} samples "
+        f"({partition.moved} moved to reach the minimum): {index}"
     )

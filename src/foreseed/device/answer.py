@@ -6,6 +6,7 @@ Plain classes and no `typing` at run time: importing `dataclasses` or `typing` w
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.types import SHARED_DEVICE, Directions, Samples
@@ -88,8 +89,8 @@ class Answer:
 
     def __init__(self, loss_differences: array[float], base_loss: float, samples: int) -> None:
         self.loss_differences = loss_differences
-        """For each direction (of each local step) the mean loss along it minus the mean loss at the values, over its part of the images;
-        for central differences half of what the two sides differ by, so that both are used in the same way."""
+        """For each direction (of each local step) the mean loss along it minus the mean loss at the values, over its
+        part of the images; for central differences half of what the two sides differ by: both are used alike."""
         self.base_loss = base_loss
         """The mean loss at the values (of the first step); for central differences the middle of the two sides."""
         self.samples = samples
@@ -123,7 +124,7 @@ def split(count: int, spread: int) -> list[tuple[int, int]]:
     """The parts of `count` images as (first, count): consecutive, and equal but for one image."""
     parts = min(spread, count)
     edges = [part * count // parts for part in range(parts + 1)]
-    return [(first, end - first) for first, end in zip(edges, edges[1:], strict=False)]
+    return [(first, end - first) for first, end in pairwise(edges)]
 
 
 def _move(local: array[float], differences: array[float], order: Order, step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+
 from foreseed.engine.errors import SamplesError
 from foreseed.engine.types import Samples
 

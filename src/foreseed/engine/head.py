@@ -21,7 +21,9 @@ class ProgramHead:
     def __init__(self, data: bytes) -> None:
         self.bytes = bytes(data)
         if len(data) < HEADER.size:
-            raise ProgramError(f"program truncated: {len(data)} bytes, its header alone has {HEADER.size}; get it again")
+            raise ProgramError(
+                f"program truncated: {len(data)} bytes, its header alone has {HEADER.size}; get it again"
+            )
         magic, version, n_ops, c, h, w, classes, n_live, n_stats, n_structure, reserved = HEADER.unpack_from(data)
         if magic != PROGRAM_MAGIC:
             raise ProgramError(f"not a program: it starts with {magic!r}, expected {PROGRAM_MAGIC!r}")

@@ -190,7 +190,7 @@ class NativeEngine:
         needed = self._plan(smallest)[0].total
         if needed > budget:
             raise BudgetError(
-                f"the program needs at least {needed} bytes, the budget is {budget}; prune it further or raise the budget",
+                f"the program needs at least {needed} bytes, the budget is {budget}; prune further or raise the budget",
                 needed,
             )
         return smallest

@@ -19,7 +19,18 @@ from numpy.typing import NDArray
 from foreseed.engine.errors import BudgetError, ForeseedError, SamplesError, ValuesError
 from foreseed.engine.program import Act, Kind, Op, Pool, Program
 from foreseed.engine.reference_check import Shape, Window, check_program, conv_shape, n_stats, padded_shape
-from foreseed.engine.reference_rng import Floats, accumulate, adam, direction, floats, normals, perturb, philox, project, sgd
+from foreseed.engine.reference_rng import (
+    Floats,
+    accumulate,
+    adam,
+    direction,
+    floats,
+    normals,
+    perturb,
+    philox,
+    project,
+    sgd,
+)
 from foreseed.engine.types import Buffer, Directions, Samples
 
 __all__ = [
@@ -30,8 +41,8 @@ __all__ = [
     "direction",
     "normals",
     "perturb",
-    "project",
     "philox",
+    "project",
     "sgd",
 ]
 

@@ -7,4 +7,3 @@ from foreseed.methods.ntk_baffle import arrays as arrays
 from foreseed.methods.ntk_baffle import init as init
 from foreseed.methods.ntk_baffle import restore as restore
 from foreseed.methods.ntk_baffle import round as round
-from foreseed.methods.ntk_baffle import work as work

@@ -15,7 +15,7 @@ import cbor2
 import numpy as np
 import numpy.typing as npt
 
-from foreseed.meter import Work, bp_free_work
+from foreseed.meter import dense_forward_flops, forward_flops
 from foreseed.server import Closed, Coordinator, Optimiser, Rules
 from foreseed.server.coordinator import State as ServerState
 from foreseed.wire import Update, decode, encode
@@ -92,12 +92,6 @@ def restore(world: World, saved: dict[str, Any]) -> State:
     return State(state.coordinator, saved.get("ema"))
 
 
-def work(world: World, samples: int) -> Work:
-    """What one device-round over `samples` images costs."""
-    t = world.config.train
-    return bp_free_work(world.program, samples, t.k, t.spread, t.difference == "central", t.local_steps)
-
-
 def _rules(config: Config) -> Rules:
     t = config.train
     # The run's name in messages: from the config, so that a resumed run is the same run.
@@ -114,16 +108,16 @@ def _optimiser(config: Config) -> Optimiser:
 
 
 def _row(world: World, closed: Closed, bytes_down: int) -> dict[str, Any]:
-    costs = [work(world, reply.samples) for reply in closed.replies]
+    passes = sum(reply.forward_passes for reply in closed.replies)
     return {
         "round": closed.update.round,
         "lr": closed.lr,
         "train_loss": closed.base_loss,
         "devices": len(closed.replies),
         "samples": closed.samples,
-        "forward_passes": sum(cost.forward_passes for cost in costs),
-        "flops": sum(cost.flops for cost in costs),
-        "dense_flops": sum(cost.dense_flops for cost in costs),
+        "forward_passes": passes,
+        "flops": passes * forward_flops(world.program),
+        "dense_flops": passes * dense_forward_flops(world.program),
         "bytes_up": sum(len(encode(reply)) for reply in closed.replies),
         "bytes_down": bytes_down,
     }

@@ -46,7 +46,7 @@ def save(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
 def load(path: Path) -> Arrays:
     """Read what `save` wrote."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
     except (OSError, EOFError, ValueError, BadZipFile) as error:
         raise ForeseedError(f"{path}: not a checkpoint that can be read ({error}); start the run anew") from None

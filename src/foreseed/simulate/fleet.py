@@ -98,15 +98,12 @@ class Fleet:
         exact = self.world.config.engine == "exact"
         result = self._exact(order, values, stats) if exact else answer(self.engine, values, samples, order, stats)
         losses = array("f", [result.base_loss]) + result.loss_differences
+        work = bp_free_work(self.world.program, samples.count, order.k, order.spread, order.central, order.local_steps)
+        passes = work.forward_passes + (0 if stats is None else samples.count)
         return Reply(
-            message.run, message.round, message.device, samples.count, losses.tobytes(),
-            self._forward_passes(samples.count), b"" if stats is None else stats.tobytes(),
+            message.run, message.round, message.device, samples.count, losses.tobytes(), passes,
+            b"" if stats is None else stats.tobytes(),
         )  # fmt: skip
-
-    def _forward_passes(self, samples: int) -> int:
-        t = self.world.config.train
-        work = bp_free_work(self.world.program, samples, t.k, t.spread, t.difference == "central", t.local_steps)
-        return work.forward_passes
 
     def _exact(self, order: Order, values: Vector, stats: Buffer | None) -> Answer:
         """What `answer` comes to as sigma goes to 0, by backpropagation."""

@@ -66,7 +66,7 @@ def run(
         state, rows = _restore(world, method, folder)
         _train(world, fleet, method, state, rows, folder, watch)
         world.program.save(folder / "model.fsp", state.values, state.stats)
-        summary = summarise(world, method, rows)
+        summary = summarise(world, rows)
         checkpoint.write_atomically(folder / "summary.json", json.dumps(summary, indent=1).encode())
         return summary
     finally:
@@ -141,8 +141,9 @@ def _write_start(world: World, folder: Path) -> None:
     checkpoint.write_atomically(folder / "env.json", json.dumps(environment(), indent=1).encode())
     if world.pruning is not None:
         save_mask(folder / "mask.npz", world.pruning.mask)
-    for kind in ("svg", "png"):
-        picture(world.partition, world.data.classes, folder / "figures" / f"partition.{kind}")
+    for name in ("partition.svg", "partition.png"):
+        if not (folder / "figures" / name).exists():
+            picture(world.partition, world.data.classes, folder / "figures" / name)
 
 
 def environment() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from types import ModuleType
 from typing import Any
 
 from foreseed.engine import Engine
@@ -14,7 +13,7 @@ _LAST = 5
 _SUMS = ("flops", "dense_flops", "forward_passes", "bytes_up", "bytes_down", "seconds")
 
 
-def summarise(world: World, method: ModuleType, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(world: World, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The summary of a finished run, as it goes into summary.json."""
     config, program = world.config, world.program
     accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
@@ -65,13 +64,15 @@ def _memory(world: World) -> dict[str, Any]:
             "batch": config.train.batch,
             "note": "parameters, gradients, optimiser state and saved activations of dense tensors",
         }  # fmt: skip
-    engine = Engine(world.program, batch=1)
+    # One image at a time is enough, but for the statistics of a batch norm's batch.
+    batch = config.train.batch if world.program.n_stats else 1
+    engine = Engine(world.program, batch=batch)
     samples = world.samples(0)
-    engine.loss(world.values, samples.part(0, min(samples.count, 4)))
+    engine.loss(world.values, samples.part(0, min(samples.count, max(batch, 4))))
     return {
         "planned_bytes": engine.planned_bytes, "observed_bytes": engine.observed_bytes,
         "process_peak_bytes": process_peak_bytes("bp-free", world.program, 1),
-        "batch": 1, "note": "program, values, perturbed copy, activations and input of a lean device",
+        "batch": batch, "note": "program, values, perturbed copy, activations and input of a lean device",
     }  # fmt: skip
 
 

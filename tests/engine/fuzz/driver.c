@@ -91,7 +91,12 @@ static void close_gap(mutant *m, size_t at, size_t n) {
     m->size -= n;
 }
 
-static void flip_bit(mutant *m) { m->bytes[below(m->size)] ^= (uint8_t)(1 << below(8)); }
+/* Draws stand in statements of their own: compilers differ in which argument they evaluate first. */
+
+static void flip_bit(mutant *m) {
+    const size_t bit = below(8 * m->size);
+    m->bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
+}
 
 static void set_byte(mutant *m) {
     uint8_t *byte = m->bytes + below(m->size);
@@ -110,12 +115,13 @@ static void edit_op(mutant *m) {
     put(at, f.bytes, below(4) ? other_value(get(at, f.bytes)) : get(op_at(m, below(n_ops(m))) + f.at, f.bytes));
 }
 
-/* Another size that may well be right: of the input, or of a conv's kernel, stride, padding or channels. */
+/* Another size that may well be right: of the input, or of a conv's channels, groups, kernel, stride or padding. */
 static void reshape(mutant *m) {
-    static const field sizes[] = {{8, 2}, {12, 2}, {14, 2}, {16, 2}, {18, 2}, {20, 2}, {22, 2}};
+    static const field sizes[] = {{8, 2}, {10, 2}, {12, 2}, {14, 2}, {16, 2}, {18, 2}, {20, 2}, {22, 2}};
     const size_t i = below(n_ops(m) + 1);
     if (i == n_ops(m)) {
-        put(m->bytes + 10 + 2 * below(2), 2, 1 + (uint32_t)below(40));
+        const size_t side = below(2);
+        put(m->bytes + 10 + 2 * side, 2, 1 + (uint32_t)below(40));
     } else if (op_at(m, i)[0] == 1) {
         const field f = sizes[below(sizeof sizes / sizeof *sizes)];
         put(op_at(m, i) + f.at, f.bytes, (uint32_t)(f.at == 8 ? 1 + below(20) : below(5)));

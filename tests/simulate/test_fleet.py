@@ -1,0 +1,290 @@
+"""The devices of a simulation: what they answer, how much they compute, and that threads change nothing."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from foreseed import models
+from foreseed.engine import SHARED_DEVICE, Directions, Engine, Samples, direction
+from foreseed.methods import ntk_baffle
+from foreseed.server import Coordinator
+from foreseed.simulate import World, fleet, make_world
+from foreseed.wire import Reply, decode, encode
+from tests.simulate.small import WITH_BATCH_NORM, small_config
+
+
+@pytest.fixture(scope="module")
+def world(bars: Path) -> World:
+    return make_world(small_config(bars))
+
+
+@pytest.fixture(scope="module")
+def norm_world(bars: Path) -> World:
+    return make_world(small_config(bars, model__name=WITH_BATCH_NORM))
+
+
+def changed(world: World, **changes: Any) -> World:
+    """The same world under other settings that do not shape it."""
+    return replace(world, config=world.config.with_({key.replace("__", "."): x for key, x in changes.items()}))
+
+
+@contextmanager
+def fleet_of(world: World) -> Iterator[fleet.Fleet]:
+    devices = fleet.Fleet(world)
+    try:
+        yield devices
+    finally:
+        devices.close()
+
+
+def ask(world: World) -> tuple[Coordinator, list[Reply]]:
+    """The first round up to its replies."""
+    coordinator = ntk_baffle.init(world).coordinator
+    with fleet_of(world) as devices:
+        return coordinator, devices.ask(coordinator.open(), coordinator.state.values)
+
+
+# --- replies ---
+
+
+@pytest.mark.parametrize("engine", ["difference", "exact"])
+def test_replies_are_the_same_bits_for_any_number_of_workers(world: World, engine: str) -> None:
+    one, two, five = (ask(changed(world, engine=engine, workers=n, data__per_round=6))[1] for n in (1, 2, 5))
+    assert one == two == five
+    assert [reply.device for reply in one] == list(range(6))
+
+
+def test_replies_are_what_the_coordinator_takes_and_the_wire_carries(norm_world: World) -> None:
+    coordinator, replies = ask(changed(norm_world, train__spread=2, train__local_steps=2))
+    for reply in replies:
+        assert decode(encode(reply)) == reply
+        assert coordinator.receive(reply) is None
+    assert coordinator.close().samples == sum(reply.samples for reply in replies)
+
+
+def test_difference_is_the_mean_loss_along_a_direction_minus_that_at_the_values(world: World) -> None:
+    coordinator, replies = ask(world)
+    engine, values = Engine(world.program), coordinator.state.values
+    for reply in replies:
+        samples = world.samples(reply.device)
+        base = engine.loss(values, samples)[0] / samples.count
+        assert reply.base_loss == np.float32(base)
+        assert reply.samples == samples.count == world.partition.sizes[reply.device]
+        d = Directions(world.config.seed, 1, reply.device, count=6)
+        for k, difference in enumerate(reply.differences):
+            moved = values + np.float32(1e-4) * np.array(direction(d, k, len(values)), np.float32)
+            assert difference == np.float32(engine.loss(moved, samples)[0] / samples.count - base)
+
+
+# --- local steps ---
+
+
+def own_steps(world: World, reply: Reply, values: np.ndarray) -> np.ndarray:
+    """Where a device's own steps lead, from its differences: each goes down the estimate of its own directions."""
+    t, w = world.config.train, values.astype(np.float64)
+    for step in range(t.local_steps):
+        d = Directions(world.config.seed, reply.round, reply.device, t.k, first=step * t.k, kind=t.direction)
+        g = sum(
+            difference / t.sigma / t.k * np.array(direction(d, k, len(w)), np.float64)
+            for k, difference in zip(d.numbers(), reply.differences[step * t.k : (step + 1) * t.k], strict=True)
+        )
+        w -= t.local_lr * g
+    return w
+
+
+@pytest.mark.parametrize("spread", [1, 2])
+def test_servers_aggregate_is_the_mean_of_the_devices_own_trajectories(world: World, spread: int) -> None:
+    settings = {"local_steps": 3, "local_lr": 0.05, "spread": spread, "lr": 0.05, "momentum": 0.0, "lr_decay": 1.0}
+    there = changed(world, **{f"train__{key}": value for key, value in settings.items()})
+    coordinator, replies = ask(there)
+    before = coordinator.state.values.copy()
+    for reply in replies:
+        assert len(reply.differences) == 18
+        assert coordinator.receive(reply) is None
+    coordinator.close()
+    total = sum(reply.samples for reply in replies)
+    mean = sum(reply.samples / total * own_steps(there, reply, before) for reply in replies)
+    moved = np.linalg.norm(mean - before)
+    assert moved > 0.01
+    np.testing.assert_allclose(coordinator.state.values, mean, atol=1e-5 * moved)
+
+
+@pytest.mark.parametrize("spread", [1, 2])
+def test_each_local_step_probes_where_the_steps_before_it_led(world: World, spread: int) -> None:
+    there = changed(world, train__local_steps=3, train__local_lr=0.05, train__spread=spread)
+    coordinator, replies = ask(there)
+    engine, t = Engine(world.program), there.config.train
+    for reply in replies:
+        samples = world.samples(reply.device)
+        half = samples.count // 2
+        parts = [samples] if spread == 1 else [samples.part(0, half), samples.part(half, samples.count - half)]
+        for step in range(3):
+            so_far = replace(reply, losses=reply.losses[: 4 + 4 * step * t.k])
+            at = changed(there, train__local_steps=step) if step else None
+            w = (own_steps(at, so_far, coordinator.state.values) if at else coordinator.state.values).astype(np.float32)
+            d = Directions(there.config.seed, 1, reply.device, t.k, first=step * t.k)
+            for i, k in enumerate(d.numbers()):
+                part = parts[i % spread]
+                moved = w + np.float32(t.sigma) * np.array(direction(d, k, len(w)), np.float32)
+                expected = (engine.loss(moved, part)[0] - engine.loss(w, part)[0]) / part.count
+                assert reply.differences[step * t.k + i] == pytest.approx(expected, rel=2e-2, abs=3e-7)
+
+
+# --- what is counted is what is run ---
+
+
+class Counting(Engine):
+    """An engine that counts the images which it takes forward."""
+
+    passes = 0
+
+    def loss(self, values: Any, samples: Samples, stats: Any = None) -> tuple[float, int]:
+        Counting.passes += samples.count
+        return super().loss(values, samples, stats)
+
+    def probe(self, values: Any, samples: Samples, directions: Directions, stats: Any = None) -> array[float]:
+        Counting.passes += samples.count * directions.count
+        return super().probe(values, samples, directions, stats)
+
+    def batch_stats(self, values: Any, samples: Samples) -> array[float]:
+        Counting.passes += samples.count
+        return super().batch_stats(values, samples)
+
+
+@pytest.mark.parametrize("difference", ["forward", "central"])
+@pytest.mark.parametrize(("spread", "k"), [(1, 6), (2, 6), (4, 6), (5, 7), (40, 40)])
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_forward_passes_are_counted_as_run(
+    world: World, monkeypatch: pytest.MonkeyPatch, difference: str, spread: int, k: int, local_steps: int
+) -> None:
+    there = changed(
+        world, train__difference=difference, train__spread=spread, train__k=k, train__local_steps=local_steps
+    )
+    monkeypatch.setattr(fleet, "Engine", Counting)
+    monkeypatch.setattr(Counting, "passes", 0)
+    with fleet_of(there) as devices:
+        row = ntk_baffle.round(there, devices, ntk_baffle.init(there))
+    assert row["forward_passes"] == Counting.passes
+    assert row["flops"] == Counting.passes * 2 * world.program.macs
+    assert row["dense_flops"] == Counting.passes * 2 * world.program.dense_macs
+    if spread == 1:
+        each = 2 * k if difference == "central" else k + 1
+        assert Counting.passes == row["samples"] * each * local_steps
+
+
+def test_the_pass_that_makes_batch_norm_statistics_is_counted(
+    norm_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "Engine", Counting)
+    monkeypatch.setattr(Counting, "passes", 0)
+    with fleet_of(norm_world) as devices:
+        row = ntk_baffle.round(norm_world, devices, ntk_baffle.init(norm_world))
+    assert row["forward_passes"] == Counting.passes == row["samples"] * (6 + 1 + 1)
+
+
+@pytest.mark.parametrize("engine", ["difference", "exact"])
+def test_bytes_are_those_of_the_encoded_messages(world: World, engine: str) -> None:
+    there = changed(world, engine=engine)
+    state = ntk_baffle.init(there)
+    with fleet_of(there) as devices:
+        for _ in range(3):
+            orders = state.coordinator.open()
+            row = ntk_baffle.round(there, devices, state)
+            assert row["bytes_down"] == sum(len(encode(order)) for order in orders)
+            assert row["devices"] == len(orders)
+    _, replies = ask(there)
+    with fleet_of(there) as devices:
+        row = ntk_baffle.round(there, devices, ntk_baffle.init(there))
+    assert row["bytes_up"] == sum(len(encode(reply)) for reply in replies)
+
+
+# --- batch norms ---
+
+
+def test_batch_norm_statistics_are_the_devices_own_and_are_averaged(norm_world: World) -> None:
+    coordinator, replies = ask(norm_world)
+    engine = Engine(norm_world.program, batch=norm_world.config.train.batch)
+    for reply in replies:
+        own = engine.batch_stats(coordinator.state.values, norm_world.samples(reply.device))
+        assert reply.stats == own.tobytes()
+        assert len(own) == norm_world.program.n_stats == 8
+        coordinator.receive(reply)
+    coordinator.close()
+    weights = [reply.samples for reply in replies]
+    expected = np.average([np.frombuffer(reply.stats, np.float32) for reply in replies], axis=0, weights=weights)
+    np.testing.assert_allclose(coordinator.state.stats, expected, rtol=1e-5)
+
+
+def test_batch_norms_are_frozen_while_a_device_probes(norm_world: World) -> None:
+    coordinator, (reply, *_) = ask(norm_world)
+    engine, samples = Engine(norm_world.program), norm_world.samples(reply.device)
+    stats = np.frombuffer(reply.stats, np.float32)
+    base = engine.loss(coordinator.state.values, samples, stats)[0]
+    assert reply.base_loss == np.float32(base / samples.count)
+    d = Directions(norm_world.config.seed, 1, reply.device, count=6)
+    losses = engine.probe(coordinator.state.values, samples, d, stats)
+    np.testing.assert_array_equal(reply.differences, np.float32((np.array(losses) - base) / samples.count))
+
+
+# --- evaluation ---
+
+
+@pytest.mark.parametrize("name", ["world", "norm_world"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_evaluation_is_torchs(
+    name: str, workers: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: World = changed(request.getfixturevalue(name), workers=workers)
+    monkeypatch.setattr(fleet, "_TEST_CHUNK", 7)  # chunks of different sizes, for several threads
+    stats = np.random.default_rng(0).uniform(0.5, 1.5, there.program.n_stats).astype(np.float32)
+    with fleet_of(there) as devices:
+        accuracy, loss = devices.evaluate(there.values, stats)
+    model = there.model.eval()
+    models.restore(model, there.program, there.values, stats if stats.size else None)
+    pixels = torch.from_numpy(there.data.test_images.astype(np.float32))
+    scale, shift = (torch.tensor(x).view(-1, 1, 1) for x in (there.program.scale, there.program.shift))
+    labels = torch.from_numpy(there.data.test_labels.astype(np.int64))
+    with torch.no_grad():
+        logits = model(pixels * scale + shift)
+    assert loss == pytest.approx(float(F.cross_entropy(logits, labels)), rel=1e-5)
+    assert accuracy == pytest.approx(float((logits.argmax(1) == labels).float().mean()), abs=1e-6)
+
+
+def test_all_devices_images_are_there_once(world: World) -> None:
+    together = np.concatenate([world.images(device)[0] for device in range(6)])
+    assert sorted(map(bytes, together)) == sorted(map(bytes, world.data.train_images))
+    for device in range(6):
+        images, labels = world.images(device)
+        np.testing.assert_array_equal(images, world.data.train_images[world.partition.indices[device]])
+        np.testing.assert_array_equal(labels, world.data.train_labels[world.partition.indices[device]])
+        assert world.samples(device).count == len(images)
+
+
+def test_order_is_followed_as_it_says_whatever_the_fleets_own_config(world: World) -> None:
+    coordinator = ntk_baffle.init(world).coordinator
+    order = replace(coordinator.open()[0], k=3, sigma=1e-2, rademacher=True, shared=True, central=True)
+    with fleet_of(world) as devices:
+        (reply,) = devices.ask([order], coordinator.state.values)
+    engine, samples = Engine(world.program), world.samples(order.device)
+    there, back = (
+        np.array(
+            engine.probe(
+                coordinator.state.values,
+                samples,
+                Directions(world.config.seed, 1, SHARED_DEVICE, count=3, kind="rademacher", sigma=sigma),
+            )
+        )
+        for sigma in (1e-2, -1e-2)
+    )
+    np.testing.assert_array_equal(reply.differences, np.float32((there - back) / 2 / samples.count))
+    assert reply.forward_passes == 6 * samples.count
