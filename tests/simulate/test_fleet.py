@@ -86,6 +86,13 @@ def test_difference_is_the_mean_loss_along_a_direction_minus_that_at_the_values(
             assert difference == np.float32(engine.loss(moved, samples)[0] / samples.count - base)
 
 
+def test_torch_has_its_threads_back_when_a_fleet_closes(world: World) -> None:
+    torch.set_num_threads(2)
+    with fleet_of(world):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+
+
 # --- local steps ---
 
 

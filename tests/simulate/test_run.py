@@ -20,7 +20,7 @@ from foreseed.engine import Engine, ForeseedError, Samples
 from foreseed.engine.program import load as load_model
 from foreseed.simulate import Progress, RunError, World, make_world, run
 from tests.simulate.kills import go_on, killed_often
-from tests.simulate.small import WITH_BATCH_NORM, outcome, rows_of, small_config
+from tests.simulate.small import WITH_BATCH_NORM, outcome, rows_of, small_config, write_bars
 
 ARMS: dict[str, dict[str, Any]] = {
     "ntk-baffle": {"train__ema": 0.5, "train__clip": 2.0},
@@ -227,10 +227,19 @@ def test_run_that_lost_a_file_is_not_begun_again_over_the_rest(lost: str, bars: 
     before = files(tmp_path / "run")
     with pytest.raises(RunError, match="files of this run are lost; start it anew in another folder"):
         run(config, tmp_path / "run", resume=True)
-    after = files(tmp_path / "run")
-    assert {name: after[name] for name in before if name != "env.json"} == {
-        name: content for name, content in before.items() if name != "env.json"
-    }
+    assert files(tmp_path / "run") == before
+
+
+def test_run_whose_world_cannot_be_made_again_is_not_resumed(bars: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.npz"
+    shutil.copy(bars, mine)
+    config = small_config(mine)
+    run(config, tmp_path / "run")
+    write_bars(mine, train=119)
+    before = files(tmp_path / "run")
+    with pytest.raises(RunError, match=r"data, mask or first weights are not made here as they were .* env\.json"):
+        run(config, tmp_path / "run", resume=True)
+    assert files(tmp_path / "run") == before
 
 
 def test_more_directions_than_fit_a_message_are_refused_before_the_first_round(bars: Path, tmp_path: Path) -> None:

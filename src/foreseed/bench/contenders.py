@@ -7,7 +7,7 @@ prepared once, outside the timing; foreseed reads the bytes of a device's shard 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
@@ -25,34 +25,32 @@ from foreseed.engine.native import NativeEngine
 from foreseed.engine.types import Directions
 
 SIGMA = 1e-4
-_BATCHES = (8, 32, 128, 500)
+_BATCHES = (16, 64, 256)
 _LANES = 16
 
-Contender = Callable[[Case, Sequence[int]], list[Way] | None]
-"""Gives its ways to run a case on these cores, or None where it is not installed."""
+Contender = Callable[[Case, Sequence[int]], Iterator[Way] | None]
+"""Makes its ways to run a case on these cores, one after another, or gives None where it is not installed."""
 
 
-def foreseed(case: Case, cores: Sequence[int]) -> list[Way]:
+def foreseed(case: Case, cores: Sequence[int]) -> Iterator[Way]:
     """The C engine; with several cores a thread each, since the engine lets go of Python's lock."""
-    if len(cores) == 1:
-        return [_foreseed(case)]
-    return [in_threads(lambda: _foreseed(case), cores)]
+    yield _foreseed(case) if len(cores) == 1 else in_threads(lambda: _foreseed(case), cores)
 
 
-def torch_loop(case: Case, cores: Sequence[int]) -> list[Way]:
+def torch_loop(case: Case, cores: Sequence[int]) -> Iterator[Way]:
     """PyTorch, one perturbed copy of the model after another."""
     layouts = (torch.contiguous_format, torch.channels_last)
     settings = product(_batches(case), layouts)
     return _on_cores([partial(_torch_loop, case, batch, layout) for batch, layout in settings], cores)
 
 
-def torch_vmap(case: Case, cores: Sequence[int]) -> list[Way]:
+def torch_vmap(case: Case, cores: Sequence[int]) -> Iterator[Way]:
     """PyTorch, several perturbed copies at once by `torch.func.vmap`."""
-    settings = dict.fromkeys((min(batch, case.samples.count), n) for batch, n in ((32, 4), (32, 16), (128, 4)))
+    settings = dict.fromkeys((min(batch, case.samples.count), n) for batch, n in ((32, 4), (128, 8)))
     return _on_cores([partial(_torch_vmap, case, batch, n) for batch, n in settings], cores)
 
 
-def onnxruntime(case: Case, cores: Sequence[int]) -> list[Way] | None:
+def onnxruntime(case: Case, cores: Sequence[int]) -> Iterator[Way] | None:
     """ONNX Runtime, with the weights as inputs of one session or a new session for every perturbed copy."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         return None
@@ -73,12 +71,12 @@ def first_direction() -> Directions:
     return Directions(seed=1, round=0, device=0, count=1, sigma=SIGMA)
 
 
-def _on_cores(makes: Sequence[Callable[[int], Way]], cores: Sequence[int]) -> list[Way]:
+def _on_cores(makes: Sequence[Callable[[int], Way]], cores: Sequence[int]) -> Iterator[Way]:
     """Each setting with its library's own threads and, on several cores, also as independent copies."""
-    ways = [make(len(cores)) for make in makes]
-    if len(cores) > 1:
-        ways += [in_threads(partial(make, 1), cores) for make in makes]
-    return ways
+    for make in makes:
+        yield make(len(cores))
+        if len(cores) > 1:
+            yield in_threads(partial(make, 1), cores)
 
 
 def _batches(case: Case) -> list[int]:

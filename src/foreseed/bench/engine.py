@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from foreseed.bench.cases import CASES, Case, make_case
@@ -11,7 +11,7 @@ from foreseed.bench.contenders import CONTENDERS, first_direction, foreseed
 from foreseed.bench.machine import describe_machine
 from foreseed.bench.measure import Way, fastest, gemm, in_threads, interleaved, pinned
 from foreseed.engine.errors import ForeseedError
-from foreseed.engine.native import perturb
+from foreseed.engine.native import NativeEngine, perturb
 
 # Sums of 500 float32 losses; a wrong layer or a forgotten perturbation is off by far more.
 _TOLERANCE = 1e-4
@@ -60,32 +60,31 @@ def bench_engine(
 def _measure(case: Case, threads: int, seconds: float) -> tuple[dict[str, Any], dict[str, str], float]:
     """The row of a case, the settings that were best for each contender, and foreseed's gain over one thread."""
     with pinned(threads) as cores:
-        ways = {name: make(case, cores) for name, make in CONTENDERS.items()}
-        _check_agreement(case, ways)
-        best = {name: fastest(offers) for name, offers in ways.items() if offers}
+        offers = {name: make(case, cores) for name, make in CONTENDERS.items()}
+        best = {name: fastest(_checked(case, name, ways)) for name, ways in offers.items() if ways is not None}
         product, product_gmacs = gemm(threads)
         rivals = {**best, _GEMM: product}
         if threads > 1:  # in the same turns, since a machine's speed changes from minute to minute
-            rivals[_ALONE] = in_threads(lambda: foreseed(case, cores[:1])[0], cores[:1])
+            rivals[_ALONE] = in_threads(lambda: next(foreseed(case, cores[:1])), cores[:1])
         rates = interleaved(rivals, seconds)
-    row = _row(case, threads, rates, list(ways), rates[_GEMM] * product_gmacs)
+    row = _row(case, threads, rates, list(CONTENDERS), rates[_GEMM] * product_gmacs)
     chosen = {name: way.settings for name, way in best.items()}
     return row, chosen, rates["foreseed"] / rates.get(_ALONE, rates["foreseed"])
 
 
-def _check_agreement(case: Case, ways: Mapping[str, Sequence[Way] | None]) -> None:
-    """Every way of every contender must find the same loss for the same perturbed weights."""
-    weights = case.dense(perturb(case.values, first_direction(), 0))
-    expected = None
-    for name, offers in ways.items():
-        for way in offers or ():
-            loss = way.loss(weights) if way.loss else float("nan")
-            expected = loss if expected is None else expected
-            if not abs(loss - expected) <= _TOLERANCE * abs(expected):
-                raise DisagreementError(
-                    f"{case.name}: {name} ({way.settings}) finds the loss {loss}, foreseed {expected}; "
-                    "expected the same, so their times are not compared: report this"
-                )
+def _checked(case: Case, name: str, ways: Iterable[Way]) -> Iterator[Way]:
+    """The ways of a contender, each after it has found foreseed's loss for the same perturbed weights."""
+    direction = first_direction()
+    weights = case.dense(perturb(case.values, direction, 0))
+    (expected,) = NativeEngine(case.program).probe(case.values, case.samples, direction)
+    for way in ways:
+        loss = expected if way.loss is None else way.loss(weights)
+        if not abs(loss - expected) <= _TOLERANCE * abs(expected):
+            raise DisagreementError(
+                f"{case.name}: {name} ({way.settings}) finds the loss {loss}, foreseed {expected}; "
+                "expected the same, so their times are not compared: report this"
+            )
+        yield way
 
 
 def _row(case: Case, threads: int, rates: Mapping[str, float], names: Sequence[str], limit: float) -> dict[str, Any]:

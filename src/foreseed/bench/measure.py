@@ -14,7 +14,8 @@ from torch import Tensor
 
 from foreseed.engine.errors import ForeseedError
 
-_ROUNDS = 5
+# Many short slices: the chance is good that one of them is undisturbed.
+_ROUNDS = 20
 _FEWEST_ROUNDS = 3
 _GEMM_SIDE = 1536
 
@@ -83,9 +84,10 @@ def pin(cores: Sequence[int]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def fastest(ways: Sequence[Way]) -> Way:
-    """The best of a contender's settings, by a short trial of each."""
-    best, best_rate = ways[0], 0.0
+def fastest(ways: Iterator[Way]) -> Way:
+    """The best of a contender's settings, by a short trial of each; only the best so far is kept in memory."""
+    best = next(ways)
+    best_rate = max(_rate(best, best.step) for _ in range(2))
     for way in ways:
         rate = _rate(way, way.step)
         if rate > best_rate / 2:  # the first try also warms up, so only the hopeless are not tried again

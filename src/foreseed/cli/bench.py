@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine and memory."""
+"""`foreseed bench`: engine, memory and simulator."""
 
 from __future__ import annotations
 
@@ -67,6 +67,26 @@ def memory(as_json: Json = False) -> None:
     console.print(_memory_table(result))
     for line in _memory_lines(result):
         console.print(line, soft_wrap=True, highlight=False)
+
+
+@app.command()
+def simulator(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to run; the best one counts.")] = 20, as_json: Json = False
+) -> None:
+    """What the simulator adds to the engine's own time, for each device and round.
+
+    Example: foreseed bench simulator --json
+    """
+    _need_engine()
+    from foreseed.bench.simulator import bench_simulator
+
+    result = bench_simulator(rounds)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(
+        f"{result['overhead_ms']:.3f} ms a device and round outside the engine, {result['engine_ms']:.3f} ms inside it"
+    )
 
 
 def _need_engine() -> None:

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -176,12 +177,12 @@ class Program(ProgramHead):
             rows.append(Layer(name, op.kind, shapes[i + 1], op.n_weights, n_dense, n_values, macs, dense_macs))
         return rows
 
-    @property
+    @cached_property
     def macs(self) -> int:
         """Multiply-accumulates of live weights for one image's forward pass."""
         return sum(layer.macs for layer in self.layers())
 
-    @property
+    @cached_property
     def dense_macs(self) -> int:
         """The same, had nothing been pruned."""
         return sum(layer.dense_macs for layer in self.layers())

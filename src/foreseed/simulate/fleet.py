@@ -37,6 +37,7 @@ class Fleet:
     def __init__(self, world: World) -> None:
         self.world = world
         self.workers = world.config.workers or os.cpu_count() or 1
+        self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self.workers)
         self._local = threading.local()
@@ -46,6 +47,7 @@ class Fleet:
 
     def close(self) -> None:
         self._pool.shutdown()
+        torch.set_num_threads(self._threads)
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """Results in the order of the items; the work is shared out over the threads."""

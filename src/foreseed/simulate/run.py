@@ -135,10 +135,18 @@ def _claim(config: Config, folder: Path, resume: bool) -> None:
 
 
 def _write_start(world: World, folder: Path) -> None:
-    """What is known before the first round."""
+    """What is known before the first round; a run that is resumed must start from the same world."""
     for name in ("checkpoint", "figures"):
         (folder / name).mkdir(exist_ok=True)
-    checkpoint.write_atomically(folder / "env.json", json.dumps(environment(), indent=1).encode())
+    digest, begun, env = world.digest().encode(), folder / "checkpoint" / "world", folder / "env.json"
+    if begun.exists() and begun.read_bytes() != digest:
+        raise RunError(
+            f"{folder}: its data, mask or first weights are not made here as they were when it began; resume it with "
+            f"the same data, on a machine and with versions as in {env.name}"
+        )
+    checkpoint.write_atomically(begun, digest)
+    if not env.exists():
+        checkpoint.write_atomically(env, json.dumps(environment(), indent=1).encode())
     if world.pruning is not None:
         save_mask(folder / "mask.npz", world.pruning.mask)
     for name in ("partition.svg", "partition.png"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,13 @@ class World:
     stats: npt.NDArray[np.float32]
     pruning: PruneResult | None
     pruning_seconds: float
+
+    def digest(self) -> str:
+        """Names all that decides a run beside its config: the same for equal worlds, and for no others."""
+        digest = hashlib.sha256(self.program.bytes)
+        for part in (self.values, self.stats, self.starts, self.records, self.test):
+            digest.update(np.ascontiguousarray(part))
+        return digest.hexdigest()
 
     def samples(self, device: int) -> Samples:
         """The images of one device, where they lie."""

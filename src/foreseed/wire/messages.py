@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from math import isfinite
 from reprlib import repr as shown
 from typing import Any
@@ -102,7 +102,17 @@ def values_hash(values: Buffer) -> bytes:
 
 def encode(message: Message) -> bytes:
     """The message's bytes."""
-    return cbor2.dumps((VERSION, _NUMBERS[type(message)], *astuple(message)))
+    return cbor2.dumps((VERSION, _NUMBERS[type(message)], *_plain(message)))
+
+
+def _plain(item: Message | CatchUp) -> list[Any]:
+    """The fields, with messages inside as their own fields (`dataclasses.astuple` copies every byte of them)."""
+    return [
+        _plain(field) if isinstance(field, CatchUp)
+        else [_plain(update) for update in field] if isinstance(item, CatchUp) and isinstance(field, tuple)
+        else field
+        for field in vars(item).values()
+    ]  # fmt: skip
 
 
 def decode(data: bytes) -> Message:

@@ -1,0 +1,89 @@
+"""What the simulator itself costs: the time of a device-round that is not spent inside the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from foreseed.bench.machine import describe_machine
+from foreseed.config import load
+from foreseed.engine import Engine, Samples
+from foreseed.methods import ntk_baffle
+from foreseed.simulate.fleet import Fleet
+from foreseed.simulate.world import make_world
+
+_SETTINGS = (
+    "prune.pruner=random", "data.devices=100", "data.per_round=100", "data.min_size=5", "data.partition=iid",
+    "workers=1", "train.k=50", "train.spread=5",
+)  # fmt: skip
+
+
+class _Timed:
+    """An engine whose calls are timed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self.seconds = engine, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._engine, name)
+
+        def timed(*arguments: Any) -> Any:
+            began = time.process_time()
+            try:
+                return call(*arguments)
+            finally:
+                self.seconds += time.process_time() - began
+
+        return timed
+
+
+class _TimedFleet(Fleet):
+    """A fleet of one thread that knows how long it was inside the engine."""
+
+    inside = 0.0
+
+    @property
+    def engine(self) -> Any:
+        return self._mine("timed", lambda: self._watch(Engine(self.world.program, batch=32, directions=8)))
+
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterable[Any]:
+        # What `close` maps is the estimate, which is the engine's; what `ask` maps is the devices.
+        if getattr(work, "__name__", "") != "piece":
+            return super().map(work, items)
+        began = time.process_time()
+        results = [work(item) for item in items]
+        self.inside += time.process_time() - began
+        return results
+
+    def _watch(self, engine: Engine) -> _Timed:
+        self.timed = _Timed(engine)
+        return self.timed
+
+
+def bench_simulator(rounds: int = 20) -> dict[str, Any]:
+    """Run rounds of 100 small devices on one thread, in CPU time; the best round counts, since machines are noisy."""
+    world = make_world(load(None, _SETTINGS))
+    fleet, state = _TimedFleet(world), ntk_baffle.init(world)
+    devices = world.config.data.per_round
+    overheads, engines = [], []
+    try:
+        fleet.evaluate(world.values)  # so that the engine is there
+        for _ in range(rounds):
+            before = fleet.timed.seconds + fleet.inside
+            began = time.process_time()
+            ntk_baffle.round(world, fleet, state)
+            seconds = time.process_time() - began
+            inside = fleet.timed.seconds + fleet.inside - before
+            overheads.append((seconds - inside) / devices)
+            engines.append(inside / devices)
+    finally:
+        fleet.close()
+    return {
+        "overhead_ms": 1e3 * min(overheads),
+        "engine_ms": 1e3 * min(engines),
+        "devices": devices,
+        "rounds": rounds,
+        "samples_per_device": Samples.records(world.records, world.program.image_bytes).count / devices,
+        "machine": describe_machine(),
+    }
