@@ -89,18 +89,25 @@ def parse_names(names: str | None) -> list[str]:
     return chosen
 
 
+def make_model(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A case's model, pruned, and its mask: the same every time."""
+    model = build(CASES[name].model, SHAPE, 10, norm="group").eval()
+    mask = _mask(model, CASES[name].densities)
+    with torch.no_grad():
+        for weight, live in mask.items():
+            model.get_parameter(weight).mul_(live)
+    return model, mask
+
+
 def make_case(name: str, images: int = IMAGES) -> Case:
     """Build a case: the same model, mask and images every time."""
-    spec = CASES[name]
-    model = build(spec.model, SHAPE, 10, norm="group").eval()
-    mask = _mask(model, spec.densities)
+    model, mask = make_model(name)
     program, values = compile(model, mask)
-    restore(model, program, values)
     pixels, labels = _images(images)
     records = torch.cat([labels[:, None], pixels.reshape(images, -1)], dim=1).numpy().tobytes()
     scale, shift = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (program.scale, program.shift))
     samples = Samples.records(records, program.image_bytes)
-    return Case(name, spec, model, mask, program, values, samples, pixels * scale + shift, labels.long())
+    return Case(name, CASES[name], model, mask, program, values, samples, pixels * scale + shift, labels.long())
 
 
 def _mask(model: nn.Module, densities: Mapping[str, float]) -> dict[str, Tensor]:

@@ -114,7 +114,7 @@ def answer(
     local = array("f")
     for step in range(1, order.local_steps):
         local = local or array("f", bytes(memoryview(values).cast("B")))
-        _move(local, differences[-order.k :], order, step - 1)
+        move(local, differences[-order.k :], order, step - 1)
         more, _ = _one_step(engine, local, samples, order, step, stats, release)
         differences += more
     return Answer(differences, base_loss, samples.count)
@@ -127,7 +127,7 @@ def split(count: int, spread: int) -> list[tuple[int, int]]:
     return [(first, end - first) for first, end in pairwise(edges)]
 
 
-def _move(local: array[float], differences: array[float], order: Order, step: int) -> None:
+def move(local: array[float], differences: array[float], order: Order, step: int) -> None:
     """One step of the device's own: along the estimate of its last k differences."""
     from foreseed.engine import accumulate, sgd
 

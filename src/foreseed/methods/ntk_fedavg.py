@@ -7,4 +7,3 @@ from foreseed.methods.fedavg import arrays as arrays
 from foreseed.methods.fedavg import init as init
 from foreseed.methods.fedavg import restore as restore
 from foreseed.methods.fedavg import round as round
-from foreseed.methods.fedavg import work as work

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from foreseed.device.answer import Answer, Order, answer, split
-from foreseed.device.answer import _move as move
+from foreseed.device.answer import Answer, Order, answer, move, split
 from foreseed.engine import Engine, Samples, project
 from foreseed.engine.types import Buffer
 from foreseed.meter import bp_free_work

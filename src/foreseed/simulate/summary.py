@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
-from foreseed.engine import Engine
-from foreseed.meter import planned_bp_bytes, process_peak_bytes
+from foreseed.engine import Engine, Program
+from foreseed.meter import MeterError, planned_bp_bytes, process_peak_bytes
 from foreseed.simulate.world import World
 
 _LAST = 5
@@ -60,7 +60,7 @@ def _memory(world: World) -> dict[str, Any]:
         planned = planned_bp_bytes(world.program, config.train.batch, config.train.momentum > 0)
         return {
             "planned_bytes": planned.total, "observed_bytes": None,
-            "process_peak_bytes": process_peak_bytes("bp", world.program, config.train.batch),
+            "process_peak_bytes": _process_peak("bp", world.program, config.train.batch),
             "batch": config.train.batch,
             "note": "parameters, gradients, optimiser state and saved activations of dense tensors",
         }  # fmt: skip
@@ -71,9 +71,17 @@ def _memory(world: World) -> dict[str, Any]:
     engine.loss(world.values, samples.part(0, min(samples.count, max(batch, 4))))
     return {
         "planned_bytes": engine.planned_bytes, "observed_bytes": engine.observed_bytes,
-        "process_peak_bytes": process_peak_bytes("bp-free", world.program, 1),
+        "process_peak_bytes": _process_peak("bp-free", world.program, 1),
         "batch": batch, "note": "program, values, perturbed copy, activations and input of a lean device",
     }  # fmt: skip
+
+
+def _process_peak(kind: Literal["bp", "bp-free"], program: Program, batch: int) -> int | None:
+    """Measured in a process of its own; a machine that cannot start one does not undo the run."""
+    try:
+        return process_peak_bytes(kind, program, batch)
+    except MeterError:
+        return None
 
 
 def _pruning(world: World) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ class World:
         """Names all that decides a run beside its config: the same for equal worlds, and for no others."""
         digest = hashlib.sha256(self.program.bytes)
         for part in (self.values, self.stats, self.starts, self.records, self.test):
-            digest.update(np.ascontiguousarray(part))
+            digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
 
     def samples(self, device: int) -> Samples:
