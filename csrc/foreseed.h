@@ -15,7 +15,7 @@
  *
  * C99. No malloc (the caller gives one arena), no libm, no I/O, no globals. Calls on different engines
  * may run on different threads; program bytes and values are only read. Stack: about 9 KB while a plan is
- * made or an engine started, 4 KB while one is opened, 3 KB while one runs.
+ * made or an engine started, 4 KB while one is opened, 4 KB while one runs.
  */
 #ifndef FORESEED_H
 #define FORESEED_H

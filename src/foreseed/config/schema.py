@@ -232,7 +232,7 @@ class Config(_Table):
         default=10, description="rounds from test to test: small draws a fine curve, large saves time"
     )
     workers: int = Field(
-        default=0, ge=0, le=2**16, description="processes, 0 = one a core; the result is the same for any number"
+        default=0, ge=0, le=2**16, description="threads, 0 = one a core; the result is the same for any number"
     )
     engine: Literal["difference", "exact"] = Field(
         default="difference",

@@ -10,15 +10,21 @@ try:
 except ImportError:
     import warnings
 
-    from foreseed.engine.reference import ReferenceEngine as Engine  # type: ignore[assignment]
-    from foreseed.engine.reference import (  # type: ignore[assignment]
-        accumulate,
-        adam,
-        direction,
-        perturb,
-        project,
-        sgd,
-    )
+    try:
+        from foreseed.engine.reference import ReferenceEngine as Engine  # type: ignore[assignment]
+        from foreseed.engine.reference import (  # type: ignore[assignment]
+            accumulate,
+            adam,
+            direction,
+            perturb,
+            project,
+            sgd,
+        )
+    except ModuleNotFoundError as missing:
+        raise ImportError(
+            "foreseed's C engine was not built here, and NumPy, which could stand in for it, is not installed: "
+            "install a C compiler and reinstall foreseed, or install numpy"
+        ) from missing
 
     warnings.warn(
         "foreseed's C engine was not built here (no C compiler was found when it was installed): "
