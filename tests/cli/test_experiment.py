@@ -1,0 +1,129 @@
+"""`foreseed run`, `compare`, `report`, `prune` and `data`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foreseed.cli import main
+
+TINY = [
+    "rounds=2", "eval_every=1", "data.devices=4", "data.per_round=2", "train.k=2", "prune.pruner=random", "workers=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert main(["run", *TINY, "--out", str(folder), "--quiet"]) == 0
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a mistake is answered with."""
+    capsys.readouterr()
+    assert main(list(arguments)) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    return said[0]
+
+
+def test_a_run_leaves_everything_that_it_promises(done: Path) -> None:
+    wanted = (
+        "config.toml", "env.json", "metrics.jsonl", "summary.json", "model.fsp", "mask.npz", "report.html",
+        "figures/partition.svg", "checkpoint/state.npz",
+    )  # fmt: skip
+    assert [name for name in wanted if not (done / name).exists()] == []
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2]
+    summary = json.loads((done / "summary.json").read_text())
+    assert summary["total"]["bytes_up"] == sum(row["bytes_up"] for row in rows)
+    assert summary["memory"]["process_peak_bytes"] > summary["memory"]["planned_bytes"] > 0
+
+
+def test_a_finished_run_resumes_to_itself(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (done / "model.fsp").read_bytes()
+    assert main(["run", *TINY, "--out", str(done), "--resume", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["result"]["rounds"] == 2
+    assert (done / "model.fsp").read_bytes() == before
+
+
+def test_compare_reports_on_every_arm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--methods", "ntk-baffle,fedavg", *TINY, "--out", str(tmp_path / "both"), "-q"]) == 0
+    shown = capsys.readouterr().out
+    assert "ntk-baffle" in shown
+    assert "fedavg" in shown
+    assert (tmp_path / "both" / "report.html").exists()
+
+
+def test_compare_with_seeds_repeats_every_arm(tmp_path: Path) -> None:
+    assert main(["compare", "--seeds", "0,1", *TINY, "--methods", "baffle", "--out", str(tmp_path), "-q"]) == 0
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith("baffle")} == {"baffle-s0", "baffle-s1"}
+
+
+def test_report_of_a_finished_run(done: Path, tmp_path: Path) -> None:
+    assert main(["report", str(done), "--out", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "report.html").exists()
+
+
+def test_prune_writes_a_mask_and_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mask = tmp_path / "mask.npz"
+    assert main(["prune", "prune.iterations=2", "prune.redraws=1", "--out", str(mask), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert mask.exists()
+    assert found["flops"] < found["dense_flops"]
+    assert "exists" in refused(capsys, "prune", "--out", str(mask))
+
+
+def test_data_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "list", "--json"]) == 0
+    assert "digits" in {row["name"] for row in json.loads(capsys.readouterr().out)}
+    assert main(["data", "info", "digits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shape"] == [3, 32, 32]
+    assert main(["data", "shard", "data.devices=3", "data.per_round=2", "--out", str(tmp_path)]) == 0
+    shards = sorted(tmp_path.glob("device-*.bin"))
+    assert len(shards) == 3
+    assert sum(path.stat().st_size for path in shards) == 1437 * 3073
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("train.kk=3", "train.k"), ("train.k=0", "train.k"), ("prune.density=0", "prune.density"),
+        ("prune.density=1.5", "prune.density"), ("data.beta=0", "data.beta"), ("data.per_round=99", "per_round"),
+        ("method=ntk-bafle", "ntk-baffle"), ("data.set=cifar11", "cifar10"), ("model.name=lenet6", "lenet5"),
+    ],
+)  # fmt: skip
+def test_a_wrong_key_or_value_is_one_line_and_changes_nothing(
+    word: str, meant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert meant in refused(capsys, "run", word, "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_exists_is_not_touched(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
+    assert "--resume" in refused(capsys, "run", *TINY, "--out", str(done))
+    assert "train.k" in refused(capsys, "run", *TINY, "train.k=3", "--out", str(done), "--resume")
+    assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
+
+
+def test_data_that_is_not_there_says_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "run", "data.set=cifar10", f"data.root={tmp_path}", "--out", str(tmp_path / "run"))
+    assert "foreseed data get cifar10" in said
+
+
+def test_a_diverging_run_names_round_and_arm_and_keeps_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "run", *TINY, "rounds=30", "train.lr=1e9", "name=wild", "--out", str(tmp_path / "run"), "-q")
+    assert "wild" in said
+    assert "round" in said
+    assert "lr" in said
+
+
+@pytest.mark.parametrize("arguments", [["compare"], ["compare", "--methods", "baffle"], ["compare", "--seeds", "a,b"]])
+def test_a_comparison_of_nothing_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, *arguments)
