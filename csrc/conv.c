@@ -170,14 +170,19 @@ static void list_all(fs_engine *e, const job *j) {
 
 /* ---- rows ---- */
 
-/* `r->rows` rows of `results` results; each row has `width` positions. */
-static void compute_row(const fs_engine *e, const job *j, fs_run *r, uint32_t results) {
+/* A row goes straight to its tensor unless it is pooled, or vectors would write beyond it. */
+static int is_direct(const fs_engine *e, const job *j) {
+    return !j->op->pool && (size_t)j->width * e->lanes % FS_MAX_LANES == 0;
+}
+
+/* `r->rows` rows of `results` results, `width` positions of each. */
+static void compute_row(const fs_engine *e, const job *j, fs_run *r, uint32_t results, uint32_t width) {
     const fs_isa *isa = e->isa;
     const uint32_t lanes = e->lanes, vector = isa->width;
     void (*run)(const fs_run *) = results == PART ? isa->run4 : isa->run1;
     if (vector && lanes % vector == 0) {
         fs_run part = *r;
-        part.in_step = (ptrdiff_t)(j->op->window.sw * lanes), part.out_step = lanes, part.n = j->width;
+        part.in_step = (ptrdiff_t)(j->op->window.sw * lanes), part.out_step = lanes, part.n = width;
         for (uint32_t l = 0; l < lanes; l += vector) {
             run(&part);
             part.in += vector;
@@ -185,15 +190,15 @@ static void compute_row(const fs_engine *e, const job *j, fs_run *r, uint32_t re
         }
     } else if (vector && j->op->window.sw == 1) {
         /* Neighbouring positions are neighbours in memory: one long row. */
-        r->n = ((size_t)j->width * lanes + vector - 1) / vector;
+        r->n = ((size_t)width * lanes + vector - 1) / vector;
         r->in_step = r->out_step = vector;
         run(r);
     } else {
         fs_run one = *r;
         const int joined = lanes == 1 || j->op->window.sw == 1;
-        one.n = joined ? (size_t)j->width * lanes : lanes;
+        one.n = joined ? (size_t)width * lanes : lanes;
         one.in_step = lanes == 1 ? (ptrdiff_t)j->op->window.sw : 1, one.out_step = 1;
-        for (uint32_t x = 0; x < (joined ? 1 : j->width); x++) {
+        for (uint32_t x = 0; x < (joined ? 1 : width); x++) {
             one.in = r->in + (size_t)x * j->op->window.sw * lanes, one.out[0] = r->out[0] + (size_t)x * lanes;
             isa->scalar(&one);
         }
@@ -219,16 +224,18 @@ static uint32_t pool_ready(const fs_engine *e, const job *j, uint32_t done, uint
     return done;
 }
 
-/* All rows of `results` results of one block: outs[m] is the tensor, channel channels[m]. */
-static void compute_rows(fs_engine *e, job *j, fs_run *r, uint32_t block, const float *in, uint32_t results,
-                         float *const outs[PART], const uint32_t channels[PART]) {
+/* Rows [0, height) of `results` results of one block, columns [first, first + width): outs[m] is the tensor,
+ * channel channels[m]. */
+static void compute_columns(fs_engine *e, const job *j, fs_run *r, uint32_t block, const float *in, uint32_t results,
+                            float *const outs[PART], const uint32_t channels[PART], uint32_t first, uint32_t width) {
     const fs_op *op = j->op;
-    const int streamed = is_streamed(e, j);
-    /* A row goes straight to its tensor unless it is pooled, or vectors would write beyond it. */
-    const int direct = !op->pool && (size_t)j->width * e->lanes % FS_MAX_LANES == 0;
+    const int streamed = is_streamed(e, j), direct = is_direct(e, j);
     const int pairs = results == 1 && e->isa->width && (e->lanes % e->isa->width == 0 || op->window.sw == 1);
+    const size_t row_floats = fs_row_floats(j->out, e->lanes), shift = (size_t)first * e->lanes;
+    float *tops[PART] = {0};
+    for (uint32_t m = 0; m < results; m++) tops[m] = fs_row(e, j->out, outs[m], channels[m], 0) + shift;
     uint32_t pooled = 0;
-    r->in_row = (ptrdiff_t)(op->window.sh * j->in_row);
+    r->in_row = (ptrdiff_t)(op->window.sh * j->in_row), r->out_row = (ptrdiff_t)row_floats;
     for (uint32_t y = 0; y < j->height; y += r->rows) {
         uint32_t top = y * op->window.sh;
         r->rows = pairs && y + 2 <= j->height ? 2 : 1;
@@ -236,18 +243,31 @@ static void compute_rows(fs_engine *e, job *j, fs_run *r, uint32_t block, const 
             slide_window(e, j, block, top, op->window.kh + (r->rows - 1) * op->window.sh);
             top -= e->window_first;
         }
-        r->in = in + top * j->in_row;
+        r->in = in + top * j->in_row + (size_t)first * op->window.sw * e->lanes;
         for (uint32_t m = 0; m < results; m++) {
-            r->out[m] = direct ? fs_row(e, j->out, outs[m], channels[m], y) : row_in_flight(e, m, y);
-            r->out_row = (direct ? fs_row(e, j->out, outs[m], channels[m], y + 1) : row_in_flight(e, m, y + 1)) - r->out[m];
+            r->out[m] = direct ? tops[m] + y * row_floats : row_in_flight(e, m, y);
+            if (!direct) r->out_row = row_in_flight(e, m, y + 1) - r->out[m];
         }
-        compute_row(e, j, r, results);
+        compute_row(e, j, r, results, width);
         if (op->pool) pooled = pool_ready(e, j, pooled, y + r->rows, results, outs, channels);
         else if (!direct)
             for (uint32_t m = 0; m < results; m++)
                 for (uint32_t i = 0; i < r->rows; i++)
-                    memcpy(fs_row(e, j->out, outs[m], channels[m], y + i), r->out[m] + (ptrdiff_t)i * r->out_row,
+                    memcpy(tops[m] + (y + i) * row_floats, r->out[m] + (ptrdiff_t)i * r->out_row,
                            4 * (size_t)j->width * e->lanes);
+    }
+}
+
+/* All rows. Where they go straight to their tensor, a band of columns that fits the registers is computed
+ * from top to bottom before the next: its input rows then stay in the first cache from pair to pair. */
+static void compute_rows(fs_engine *e, const job *j, fs_run *r, uint32_t block, const float *in, uint32_t results,
+                         float *const outs[PART], const uint32_t channels[PART]) {
+    const uint32_t most = e->isa->band;
+    const int banded = is_direct(e, j) && !is_streamed(e, j) && most && e->lanes % e->isa->width == 0;
+    const uint32_t bands = banded ? (j->width + most - 1) / most : 1;
+    for (uint32_t b = 0; b < bands; b++) {
+        const uint32_t first = j->width * b / bands, end = j->width * (b + 1) / bands;
+        compute_columns(e, j, r, block, in, results, outs, channels, first, end - first);
     }
 }
 

@@ -118,6 +118,7 @@ typedef struct {
 typedef struct {
     const char *name;
     uint32_t width;                 /* floats of a vector */
+    uint32_t band;                  /* vectors of a row that two rows of one result keep in registers */
     void (*run1)(const fs_run *);   /* one result, one or two rows: vectors */
     void (*run4)(const fs_run *);   /* four results sharing their input, one row: vectors */
     void (*scalar)(const fs_run *); /* one result, one row: single numbers, any step */

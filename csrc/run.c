@@ -66,9 +66,9 @@ static void channel_moments(const fs_engine *e, const fs_place *p, float *tensor
     for (uint32_t y = 0; y < p->h; y++) e->isa->sums(fs_row(e, p, tensor, c, y), p->w, e->lanes, m->sum, m->square);
 }
 
-/* y = x * a + b for one channel, with one mean and variance per lane. */
+/* y = x * a + b for one channel, with one mean and deviation (the root of variance + eps) per lane. */
 static void normalise(fs_engine *e, const fs_op *op, const fs_place *p, float *tensor, uint32_t d, uint32_t number,
-                      uint32_t c, const float *mean, const float *variance) {
+                      uint32_t c, const float *mean, const float *deviation) {
     float a[FS_MAX_LANES], b[FS_MAX_LANES];
     float gamma = 1.0f, beta = 0.0f;
     if (op->flags & 1) {
@@ -76,7 +76,7 @@ static void normalise(fs_engine *e, const fs_op *op, const fs_place *p, float *t
         beta = *fs_parameters(e, d, e->steps[number].values + p->c + c, 1);
     }
     for (uint32_t l = 0; l < e->lanes; l++) {
-        a[l] = gamma / fs_sqrt(variance[l] + op->eps);
+        a[l] = gamma / deviation[l];
         b[l] = beta - mean[l] * a[l];
     }
     for (uint32_t y = 0; y < p->h; y++) e->isa->affine(fs_row(e, p, tensor, c, y), p->w, e->lanes, a, b, op->act);
@@ -88,17 +88,21 @@ static void set_moments(double sum, double square, double n, float *mean, float 
     *variance = v > 0 ? (float)v : 0.0f;
 }
 
+static float deviation_of(float variance, const fs_op *op) { return fs_sqrt(variance + op->eps); }
+
 static void group_norm(fs_engine *e, const fs_op *op, const fs_place *p, uint32_t d, uint32_t block, uint32_t number) {
     float *tensor = fs_tensor(e, p, d, block);
     const uint32_t channels = p->c / op->groups;
     for (uint32_t group = 0; group < op->groups; group++) {
         moments m = {{0}, {0}};
-        float mean[FS_MAX_LANES], variance[FS_MAX_LANES];
+        float mean[FS_MAX_LANES], deviation[FS_MAX_LANES];
         for (uint32_t c = 0; c < channels; c++) channel_moments(e, p, tensor, group * channels + c, &m);
-        for (uint32_t l = 0; l < e->lanes; l++)
-            set_moments(m.sum[l], m.square[l], (double)channels * p->h * p->w, &mean[l], &variance[l]);
+        for (uint32_t l = 0; l < e->lanes; l++) {
+            set_moments(m.sum[l], m.square[l], (double)channels * p->h * p->w, &mean[l], &deviation[l]);
+            deviation[l] = deviation_of(deviation[l], op);
+        }
         for (uint32_t c = 0; c < channels; c++)
-            normalise(e, op, p, tensor, d, number, group * channels + c, mean, variance);
+            normalise(e, op, p, tensor, d, number, group * channels + c, mean, deviation);
     }
 }
 
@@ -119,17 +123,18 @@ static void batch_norm(fs_engine *e, const fs_op *op, const fs_place *p, const f
                        uint32_t number) {
     const uint32_t at = e->steps[number].stats;
     for (uint32_t c = 0; c < p->c; c++) {
-        float mean[FS_MAX_LANES], variance[FS_MAX_LANES];
-        if (e->stats) mean[0] = e->stats[at + c], variance[0] = e->stats[at + p->c + c];
-        else batch_moments(e, p, batch, d, c, &mean[0], &variance[0]);
+        float mean[FS_MAX_LANES], deviation[FS_MAX_LANES], variance;
+        if (e->stats) mean[0] = e->stats[at + c], variance = e->stats[at + p->c + c];
+        else batch_moments(e, p, batch, d, c, &mean[0], &variance);
         if (e->stats_out) {
             const float share = (float)batch->images / (float)batch->samples->count;
             e->stats_out[at + c] += share * mean[0];
-            e->stats_out[at + p->c + c] += share * variance[0];
+            e->stats_out[at + p->c + c] += share * variance;
         }
-        for (uint32_t l = 1; l < e->lanes; l++) mean[l] = mean[0], variance[l] = variance[0];
+        deviation[0] = deviation_of(variance, op);
+        for (uint32_t l = 1; l < e->lanes; l++) mean[l] = mean[0], deviation[l] = deviation[0];
         for (uint32_t block = 0; block < batch->blocks; block++)
-            normalise(e, op, p, fs_tensor(e, p, d, block), d, number, c, mean, variance);
+            normalise(e, op, p, fs_tensor(e, p, d, block), d, number, c, mean, deviation);
     }
 }
 

@@ -121,7 +121,7 @@ def test_a_diverging_run_names_round_and_arm_and_keeps_its_checkpoint(
     said = refused(capsys, "run", *TINY, "rounds=30", "train.lr=1e9", "name=wild", "--out", str(tmp_path / "run"), "-q")
     assert "wild" in said
     assert "round" in said
-    assert "lr" in said
+    assert "learning rate" in said
 
 
 @pytest.mark.parametrize("arguments", [["compare"], ["compare", "--methods", "baffle"], ["compare", "--seeds", "a,b"]])
