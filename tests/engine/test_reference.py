@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from array import array
 from math import inf, log, nan
+from typing import Any
 
 import numpy as np
 import pytest
