@@ -15,7 +15,7 @@ $(VENV)/installed: pyproject.toml setup.py constraints.txt $(ENGINE)
 
 demo: install
 	$(VENV)/bin/foreseed compare experiments/demo.toml experiments/demo-baffle.toml experiments/demo-fedavg.toml \
-	    --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+	    experiments/demo-random.toml --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: install debian
 	$(RUN) -m pytest -n 2 --dist loadfile

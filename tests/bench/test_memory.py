@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from foreseed.bench import memory
-from foreseed.bench.memory import ProcessError, bench_memory
+from foreseed.bench.memory import bench_memory
+from foreseed.meter import MeterError, process
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def test_a_device_process_is_little_more_than_its_interpreter(result: dict[str, 
 
 
 def test_a_device_process_that_loads_numpy_or_torch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = memory._call
+    run = process._run
     monkeypatch.setattr(
-        memory, "_call", lambda module, folders: "import sys; sys.modules['numpy'] = sys\n" + call(module, folders)
+        process, "_run", lambda code, *rest: run("import sys; sys.modules['numpy'] = sys\n" + code, *rest)
     )
-    with pytest.raises(ProcessError, match="a device process imported numpy, which it must not"):
+    with pytest.raises(MeterError, match="a device process imported numpy, which it must not"):
         bench_memory(["lenet5-90"], k=1, spread=1, images=2)

@@ -2,15 +2,17 @@
 
 from foreseed.meter.flops import Work, bp_free_work, bp_work, dense_forward_flops, forward_flops
 from foreseed.meter.memory import BpMemory, planned_bp_bytes
-from foreseed.meter.process import MeterError, process_peak_bytes
+from foreseed.meter.process import MeterError, bare_peak_bytes, device_peak_bytes, process_peak_bytes
 
 __all__ = [
     "BpMemory",
     "MeterError",
     "Work",
+    "bare_peak_bytes",
     "bp_free_work",
     "bp_work",
     "dense_forward_flops",
+    "device_peak_bytes",
     "forward_flops",
     "planned_bp_bytes",
     "process_peak_bytes",

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foreseed.bench.device_process import peak_bytes
+from foreseed.device.measured import peak_bytes
 from foreseed.engine.program import Act, Kind, Op, Pool, Program
 
 _STEPS = 3

@@ -12,6 +12,7 @@ from typing import Literal
 import foreseed
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.program import Program
+from foreseed.engine.types import Buffer
 
 _IMAGES, _DIRECTIONS, _SPREAD = 32, 4, 2
 
@@ -27,20 +28,23 @@ def process_peak_bytes(kind: Literal["bp-free", "bp"], program: Program, batch: 
     at a time. "bp": torch, making training steps with momentum on the dense model, with minibatches of `batch` images.
     None where the system does not say (it must have /proc, as Linux does).
     """
-    if not Path("/proc/self/status").exists():
-        return None
+    if kind == "bp-free":
+        shard = bytes(_IMAGES * (1 + program.image_bytes))
+        return device_peak_bytes(program, bytes(4 * program.n_live), shard, _DIRECTIONS, _SPREAD)
     with TemporaryDirectory() as folder:
-        files = {
-            "program": program.bytes,
-            "values": bytes(4 * program.n_live),
-            "shard": bytes(_IMAGES * (1 + program.image_bytes)),
-        }
-        for name, content in files.items():
-            Path(folder, name).write_bytes(content)
-        paths = [str(Path(folder, name)) for name in files]
-        if kind == "bp-free":
-            return _peak("foreseed.bench.device_process", _lean_path(), *paths, str(_DIRECTIONS), str(_SPREAD))
-        return _peak("foreseed.meter.backprop_device", sys.path, paths[0], str(batch))
+        return _peak("foreseed.meter.backprop_device", sys.path, folder, {"program": program.bytes}, str(batch))
+
+
+def device_peak_bytes(program: Program, values: Buffer, shard: Buffer, k: int, spread: int) -> int | None:
+    """The same for a device that answers an order of `k` directions over this shard, one image at a time."""
+    files = {"program": program.bytes, "values": values, "shard": shard}
+    with TemporaryDirectory() as folder:
+        return _peak("foreseed.device.measured", _lean_path(), folder, files, str(k), str(spread))
+
+
+def bare_peak_bytes() -> int | None:
+    """The same for a Python interpreter that does nothing."""
+    return _run("print(1024 * int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]))", "python")
 
 
 def _lean_path() -> list[str]:
@@ -49,12 +53,20 @@ def _lean_path() -> list[str]:
     return [] if backend is None or backend.origin is None else [str(Path(backend.origin).parent)]
 
 
-def _peak(module: str, folders: list[str], *arguments: str) -> int:
-    """The bytes that `main` of a module prints, run in a process that has loaded nothing else."""
+def _peak(module: str, folders: list[str], folder: str, files: dict[str, Buffer], *arguments: str) -> int | None:
+    """The bytes that `main` of a module prints, run on these files in a process that has loaded nothing else."""
+    for name, content in files.items():
+        Path(folder, name).write_bytes(content)
     path = [str(Path(foreseed.__file__).parents[1]), *folders]
     code = f"import sys; sys.path[:0] = {path!r}; from {module} import main; main()"
+    return _run(code, module, *(str(Path(folder, name)) for name in files), *arguments)
+
+
+def _run(code: str, what: str, *arguments: str) -> int | None:
+    if not Path("/proc/self/status").exists():
+        return None
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code, *arguments], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise MeterError(f"{module}, which was to be measured, failed: {reason}; free memory, or lower the batch")
+        raise MeterError(f"{what}, which was to be measured, failed: {reason}; free memory, or lower the batch")
     return int(done.stdout)

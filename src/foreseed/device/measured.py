@@ -1,6 +1,6 @@
 """A device process whose memory is measured: it answers one order, then says how large it grew.
 
-Run it with as little else in the process as possible, see `memory.py`.
+Run it with as little else in the process as possible, see `foreseed.meter.process`.
 """
 
 import sys
