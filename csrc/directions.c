@@ -1,6 +1,8 @@
 /* Directions and updates, to the bit (docs/protocol.md), and the choice of instruction set. */
 #include "internal.h"
 
+#include <string.h>
+
 enum { CHUNK = 512 }; /* coordinates on the stack at a time; a multiple of 128, so that blocks stay whole */
 
 const fs_isa *fs_find_isa(uint32_t isa) {
@@ -102,8 +104,19 @@ void fs_adam(float *values, float *m, float *v, const float *gradient, size_t n,
     fs_best_isa()->adam(values, m, v, gradient, n, constants);
 }
 
+static int is_finite(const float *number) {
+    uint32_t bits;
+    memcpy(&bits, number, 4);
+    return (bits & 0x7F800000u) != 0x7F800000u;
+}
+
 size_t fs_first_not_finite(const float *numbers, size_t n) {
-    size_t i = 0;
-    while (i < n && numbers[i] - numbers[i] == 0.0f) i++;
-    return i;
+    for (size_t at = 0; at < n; at += CHUNK) {
+        const size_t end = n - at < CHUNK ? n : at + CHUNK;
+        int all = 1; /* without an exit inside, the loop becomes vectors */
+        for (size_t i = at; i < end; i++) all &= is_finite(numbers + i);
+        for (size_t i = at; !all; i++)
+            if (!is_finite(numbers + i)) return i;
+    }
+    return n;
 }

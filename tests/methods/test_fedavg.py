@@ -16,6 +16,7 @@ from foreseed.engine import ForeseedError, ValuesError
 from foreseed.methods import fedavg
 from foreseed.methods.backprop import LocalTrainer
 from foreseed.server import Coordinator, Optimiser, Rules
+from foreseed.server.sampling import sample
 from tests.methods.small import digits, lenet, pruned, with_batch_norm
 
 SIZES = [7, 12, 5, 16, 9]
@@ -105,7 +106,7 @@ def test_two_rounds_are_algorithm_1(make: Any) -> None:
     state, rows = rounds(given_world, 2)
     trainer, values, stats = LocalTrainer(given_world.model, given_world.program), given_world.values, given_world.stats
     for t in (1, 2):
-        devices = fedavg.sample(11, t, 5, 3)
+        devices = sample(11, t, range(5), 3)
         results = [
             trainer.train(
                 values, *given_world.images(k), **TRAIN | {"lr": 0.02 * 0.5 ** (t - 1)}, seed=(11, t, k), stats=stats
@@ -149,7 +150,7 @@ def test_moving_average_follows_the_values() -> None:
 def test_costs_of_a_round() -> None:
     here = world(with_batch_norm, density=1)
     _, [row] = rounds(here, 1)
-    samples = sum(SIZES[device] for device in fedavg.sample(11, 1, 5, 3))
+    samples = sum(SIZES[device] for device in sample(11, 1, range(5), 3))
     moved = 3 * 4 * (here.program.n_live + here.program.n_stats)
     assert row == row | {
         "round": 1, "lr": 0.02, "devices": 3, "samples": samples, "forward_passes": 3 * samples,
@@ -162,6 +163,6 @@ def test_devices_are_those_that_a_bp_free_run_would_ask() -> None:
     rules = Rules(b"run", seed=2**40 + 11, devices=30, per_round=4, k=2, sigma=1e-4)
     coordinator = Coordinator.start(rules, Optimiser(), np.zeros(3))
     asked = [order.device for order in coordinator.open()]
-    assert fedavg.sample(2**40 + 11, 1, 30, 4) == asked
-    assert fedavg.sample(2**40 + 11, 2, 30, 4) != asked
-    assert fedavg.sample(0, 1, 3, 10) == [0, 1, 2]
+    assert sample(2**40 + 11, 1, range(30), 4) == asked
+    assert sample(2**40 + 11, 2, range(30), 4) != asked
+    assert sample(0, 1, range(3), 10) == [0, 1, 2]

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from foreseed import data
 from foreseed.config import load
-from foreseed.simulate.shares import share_out
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list them, get them, look at them, write device shards.")
 
@@ -93,6 +92,8 @@ def shard(
 
     Example: foreseed data shard experiments/demo.toml data.devices=5 --out shards
     """
+    from foreseed.simulate.shares import share_out
+
     files = [Path(word) for word in words or [] if "=" not in word]
     config = load(files[0] if files else None, [word for word in words or [] if "=" in word])
     dataset, partition = share_out(config)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from foreseed.engine.errors import ForeseedError, ValuesError
 from foreseed.meter import Work, bp_work
 from foreseed.methods.backprop import Trained, Vector
+from foreseed.server.sampling import sample
 
 if TYPE_CHECKING:
     from foreseed.simulate.fleet import Fleet
@@ -57,7 +58,8 @@ def round(world: World, fleet: Fleet, state: State) -> dict[str, Any]:
             weight_decay=t.weight_decay, seed=(world.config.seed, number, device), stats=state.stats,
         )  # fmt: skip
 
-    devices = sample(world.config.seed, number, world.config.data.devices, world.config.data.per_round)
+    everyone = np.arange(world.config.data.devices)
+    devices = sample(world.config.seed, number, everyone, world.config.data.per_round)
     sizes = [int(world.partition.sizes[device]) for device in devices]
     trained = list(fleet.map(client_update, devices))
     state.values = aggregate((n, result.values) for n, result in zip(sizes, trained, strict=True))
@@ -68,12 +70,6 @@ def round(world: World, fleet: Fleet, state: State) -> dict[str, Any]:
         state.ema = decay * state.ema + (1 - decay) * state.values
     loss = sum(n * result.loss for n, result in zip(sizes, trained, strict=True)) / sum(sizes)
     return {"round": number, "lr": lr, "train_loss": loss} | _cost(world, sizes)
-
-
-def sample(seed: int, round: int, devices: int, per_round: int) -> list[int]:
-    """S_t in ascending order: the devices that the coordinator of a BP-free run would ask, so that arms compare."""
-    rng = np.random.default_rng([seed & 0xFFFFFFFF, seed >> 32, round])
-    return sorted(int(device) for device in rng.choice(devices, min(per_round, devices), replace=False))
 
 
 def aggregate(locals: Iterable[tuple[int, Vector]]) -> Vector:

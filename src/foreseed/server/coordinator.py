@@ -19,6 +19,7 @@ from foreseed.engine import SHARED_DEVICE, ForeseedError
 from foreseed.engine.types import DirectionKind
 from foreseed.engine.update import apply_step, estimate
 from foreseed.server.optimiser import Optimiser
+from foreseed.server.sampling import sample
 from foreseed.wire import CatchUp, OrderMessage, Reply, Update, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
 
@@ -120,10 +121,8 @@ class Coordinator:
 
         The sample follows from the seed, the round and who is `present` (all, if not given), in whatever order.
         """
-        pool = np.arange(self.rules.devices) if present is None else np.unique(present)
-        rng = np.random.default_rng([self.rules.seed & 0xFFFFFFFF, self.rules.seed >> 32, self.round])
-        chosen = rng.choice(pool, min(self.rules.per_round, len(pool)), replace=False)
-        self._asked = [int(device) for device in np.sort(chosen)]
+        pool = np.arange(self.rules.devices) if present is None else present
+        self._asked = sample(self.rules.seed, self.round, pool, self.rules.per_round)
         self._replies = {}
         hash_ = values_hash(self.state.values)
         return [self._order(device, hash_) for device in self._asked]
