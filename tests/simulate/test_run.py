@@ -125,12 +125,13 @@ def test_run_stopped_at_any_write_equals_an_uninterrupted_one(
 
 @pytest.mark.parametrize("arm", ["ntk-baffle", "fedavg"])
 def test_run_killed_at_random_moments_equals_an_uninterrupted_one(arm: str, bars: Path, tmp_path: Path) -> None:
-    config = small_config(bars, rounds=10, eval_every=1, **ARMS[arm])
+    # Many more rounds than pass in the moment before a kill, so that on a fast machine too it strikes in between.
+    config = small_config(bars, rounds=250, eval_every=1, **ARMS[arm])
     run(config, tmp_path / "whole")
     random = Random(7)
-    moments = [0, *sorted(random.sample(range(1, 10), 4))]
+    moments = [0, *sorted(random.sample(range(1, 100), 4))]
     left = killed_often(config, tmp_path / "killed", moments, random)
-    assert any(0 < lines < 10 for lines in left)
+    assert any(0 < lines < 250 for lines in left)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
 
 
