@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foreseed.engine.errors import ProgramError, ValuesError
+from foreseed.engine.files import write_whole
 from foreseed.engine.head import HEADER, PROGRAM_MAGIC, VERSION, ProgramHead
 
 FILE_MAGIC = b"\x89FSP\r\n\x1a\n"
@@ -231,17 +232,7 @@ class Program(ProgramHead):
                 self.bytes, raw, raw_stats, meta,
             )
         )  # fmt: skip
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-        try:
-            with open(partial, "wb") as file:
-                file.write(body + hashlib.sha256(body).digest())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, target)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        write_whole(path, body + hashlib.sha256(body).digest())
 
 
 @dataclass(frozen=True)

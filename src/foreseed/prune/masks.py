@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from foreseed.engine.files import write_whole
 from foreseed.prune.errors import MaskError, PruneError
 
 Mask: TypeAlias = dict[str, torch.Tensor]
@@ -131,17 +132,7 @@ def save_mask(path: str | os.PathLike[str], mask: Mask) -> None:
         arrays[f"{name}/bits"] = np.packbits(live.numpy())
     content = io.BytesIO()
     np.savez_compressed(content, sha256=_digest(arrays), **arrays)
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    write_whole(path, content.getbuffer())
 
 
 def load_mask(path: str | os.PathLike[str]) -> Mask:
