@@ -37,15 +37,19 @@ def _values(key, field):
 
 
 def _fitting(settings):
-    """Settings with the two keys that others bound cut down to fit."""
+    """Settings with the keys that others bound cut down to fit."""
     base = Config()
     for key, limit, default in (
         ("data.per_round", "data.devices", base.data.devices),
         ("train.spread", "train.k", base.train.k),
     ):
         settings[key] = min(settings.get(key, 1), settings.get(limit, default))
+    if settings.get("train.robust") == "trim":
+        settings["train.seeds"] = "shared"
     return settings
 
 
-SETTINGS = {key: _values(key, field) for key, field in fields(Config) if key not in ("data", "model", "prune", "train")}
+SETTINGS = {
+    key: _values(key, field) for key, field in fields(Config) if key not in ("data", "model", "prune", "train", "fleet")
+}
 configs = st.fixed_dictionaries({}, optional=SETTINGS).map(_fitting).map(Config().with_)

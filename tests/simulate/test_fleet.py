@@ -19,7 +19,7 @@ from foreseed.engine import SHARED_DEVICE, Directions, Engine, Samples, directio
 from foreseed.methods import ntk_baffle
 from foreseed.server import Coordinator
 from foreseed.simulate import World, fleet, make_world
-from foreseed.wire import Reply, decode, encode
+from foreseed.wire import CHUNK, NOTHING_HELD, PROGRAM, STATE, Chunk, Fetch, Reply, decode, encode
 from tests.simulate.small import WITH_BATCH_NORM, small_config
 
 
@@ -136,7 +136,7 @@ def test_each_local_step_probes_where_the_steps_before_it_led(world: World, spre
         half = samples.count // 2
         parts = [samples] if spread == 1 else [samples.part(0, half), samples.part(half, samples.count - half)]
         for step in range(3):
-            so_far = replace(reply, losses=reply.losses[: 4 + 4 * step * t.k])
+            so_far = reply._replace(losses=reply.losses[: 4 + 4 * step * t.k])
             at = changed(there, train__local_steps=step) if step else None
             w = (own_steps(at, so_far, coordinator.state.values) if at else coordinator.state.values).astype(np.float32)
             d = Directions(there.config.seed, 1, reply.device, t.k, first=step * t.k)
@@ -203,16 +203,39 @@ def test_the_pass_that_makes_batch_norm_statistics_is_counted(
 def test_bytes_are_those_of_the_encoded_messages(world: World, engine: str) -> None:
     there = changed(world, engine=engine)
     state = ntk_baffle.init(there)
+    program, values = there.program.bytes, 4 * there.program.n_live
     with fleet_of(there) as devices:
-        for _ in range(3):
-            orders = state.coordinator.open()
+        for round in range(3):
+            coordinator = state.coordinator
+            held = coordinator.state.last_seen.copy()
+            orders = coordinator.open()
+            replies = devices.ask(orders, coordinator.state.values)
+            up, down = sum(len(encode(reply)) for reply in replies), sum(len(encode(order)) for order in orders)
+            for order in orders:
+                if held[order.device] == NOTHING_HELD:
+                    up, down = up + fetching(PROGRAM, 0, len(program))[0], down + fetching(PROGRAM, 0, len(program))[1]
+                if held[order.device] != round and not order.updates:
+                    size = values * (1 + coordinator.vectors)
+                    up, down = up + fetching(STATE, round, size)[0], down + fetching(STATE, round, size)[1]
             row = ntk_baffle.round(there, devices, state)
-            assert row["bytes_down"] == sum(len(encode(order)) for order in orders)
-            assert row["devices"] == len(orders)
-    _, replies = ask(there)
-    with fleet_of(there) as devices:
-        row = ntk_baffle.round(there, devices, ntk_baffle.init(there))
-    assert row["bytes_up"] == sum(len(encode(reply)) for reply in replies)
+            assert (row["bytes_up"], row["bytes_down"]) == (up, down)
+            assert row["participants"] == [order.device for order in orders]
+
+
+def fetching(what: int, round: int, size: int) -> tuple[int, int]:
+    """Bytes up and down of a download, message by message."""
+    run, cuts = bytes(8), range(0, size, CHUNK)
+    down = [encode(Chunk(run, what, round, at, bytes(min(CHUNK, size - at)))) for at in cuts]
+    return sum(len(encode(Fetch(run, what, round, at))) for at in cuts), sum(map(len, down))
+
+
+def test_a_run_of_a_real_fleet_can_be_gone_through_again(world: World) -> None:
+    taken = [[0, 3], [5], [1, 2, 4]]
+    devices, state = fleet.Fleet(world, taken), ntk_baffle.init(world)
+    try:
+        assert [ntk_baffle.round(world, devices, state)["participants"] for _ in taken] == taken
+    finally:
+        devices.close()
 
 
 # --- batch norms ---
@@ -279,7 +302,7 @@ def test_all_devices_images_are_there_once(world: World) -> None:
 
 def test_order_is_followed_as_it_says_whatever_the_fleets_own_config(world: World) -> None:
     coordinator = ntk_baffle.init(world).coordinator
-    order = replace(coordinator.open()[0], k=3, sigma=1e-2, rademacher=True, shared=True, central=True)
+    order = coordinator.open()[0]._replace(k=3, sigma=1e-2, rademacher=True, shared=True, central=True)
     with fleet_of(world) as devices:
         (reply,) = devices.ask([order], coordinator.state.values)
     engine, samples = Engine(world.program), world.samples(order.device)

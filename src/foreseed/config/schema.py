@@ -196,6 +196,16 @@ class Train(_Table):
         default=0.0,
         description="largest L2 norm of a round's estimate: tames bad rounds, but shortens good ones; 0 = off",
     )
+    robust: Literal["none", "clip", "trim"] = Field(
+        default="none",
+        description="against lying devices: clip limits each number; trim drops the ends of each shared direction",
+    )
+    trim: float = Field(
+        default=0.1,
+        ge=0,
+        lt=0.5,
+        description="robust trim: share of devices dropped at either end; more is safer, noisier",
+    )
     ema: float = Field(
         default=0.0,
         ge=0,
@@ -209,12 +219,46 @@ class Train(_Table):
         default=32, description="images a step (backpropagation) or a BatchNorm batch: more need more memory"
     )
 
+    @field_validator("robust")
+    @classmethod
+    def _same_directions_to_trim(cls, value: str, info: ValidationInfo) -> str:
+        if value == "trim" and info.data.get("seeds") == "per-device":
+            raise rule('"trim" only with train.seeds = "shared", since it compares devices along the same directions')
+        return value
+
     @field_validator("spread")
     @classmethod
     def _a_direction_for_each_part(cls, value: int, info: ValidationInfo) -> int:
         if value > info.data.get("k", value):
             raise rule(f"at most train.k, which is {info.data['k']}")
         return value
+
+
+class Fleet(_Table):
+    """The keys of [fleet]: how `foreseed serve` holds rounds. They change nothing in a simulation."""
+
+    sample: Literal["present", "all"] = Field(
+        default="present",
+        description="all: ask absent devices too and wait for them, so that the run is the simulator's to the bit",
+    )
+    deadline: NotNegative = Field(
+        default=60.0, description="seconds for an answer: short drops slow devices, long waits for lost ones; 0 = none"
+    )
+    extra: int = Field(
+        default=0, ge=0, le=2**16, description="devices asked beyond per_round: rounds close sooner, work is wasted"
+    )
+    min_replies: Count = Field(
+        default=1, description="fewest replies that close a round at its deadline; more steady the round"
+    )
+    gather: NotNegative = Field(
+        default=10.0, description="seconds to wait for per_round devices before a round starts with fewer"
+    )
+    rest_after: Count = Field(default=3, description="failures in a row after which a device is rested")
+    rest_rounds: Count = Field(default=10, description="rounds that it rests")
+    replay_numbers: Count = Field(
+        default=50_000_000,
+        description="random numbers made to catch up, at most: more save bytes; a board makes a few million a second",
+    )
 
 
 class Config(_Table):
@@ -245,6 +289,7 @@ class Config(_Table):
         default=Prune(), description="which weights live, decided before training; baffle and fedavg keep all"
     )
     train: Train = Field(default=Train(), description="how a round learns")
+    fleet: Fleet = Field(default=Fleet(), description="how a real fleet's rounds are held")
 
     @property
     def is_bp(self) -> bool:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from foreseed.engine import Engine
     from foreseed.engine.types import Buffer, DirectionKind
+    from foreseed.wire import OrderMessage
 
-_KINDS = ("gaussian", "rademacher")
+_KINDS: tuple[DirectionKind, DirectionKind] = ("gaussian", "rademacher")
 _SMALLEST_FLOAT32, _LARGEST_FLOAT32 = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 
 
@@ -74,6 +75,14 @@ class Order:
             raise OrderError(f"order: local_lr {local_lr!r} given, expected a positive number such as 0.01")
         self.local_lr = float(local_lr)
 
+    @staticmethod
+    def of(message: OrderMessage) -> Order:
+        """The order in a message."""
+        return Order(
+            message.seed, message.round, message.device, message.k, message.sigma, _KINDS[message.rademacher],
+            message.shared, message.spread, message.central, message.local_steps, message.local_lr,
+        )  # fmt: skip
+
     def directions(self, part: int = 0, parts: int = 1, sign: int = 1, step: int = 0) -> Directions:
         """A local step's directions that are probed on one part of the images, or on the other side (sign -1)."""
         count = len(range(part, self.k, parts))
@@ -125,6 +134,17 @@ def split(count: int, spread: int) -> list[tuple[int, int]]:
     parts = min(spread, count)
     edges = [part * count // parts for part in range(parts + 1)]
     return [(first, end - first) for first, end in pairwise(edges)]
+
+
+def forward_passes(samples: int, k: int, spread: int = 1, central: bool = False, local_steps: int = 1) -> int:
+    """Single images that `answer` sends forward for one order.
+
+    In every local step each direction takes a pass over its part of the images, on both sides for central differences;
+    forward differences take one more over all images, for the base losses. Parts may differ by an image.
+    """
+    parts = split(samples, spread)
+    probes = sum(count * len(range(part, k, len(parts))) for part, (_, count) in enumerate(parts))
+    return local_steps * (2 * probes if central else samples + probes)
 
 
 def move(local: array[float], differences: array[float], order: Order, step: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreseed.device.answer import split
+from foreseed.device.answer import forward_passes
 from foreseed.engine.program import Program
 
 
@@ -42,14 +42,8 @@ def dense_forward_flops(program: Program) -> int:
 def bp_free_work(
     program: Program, samples: int, k: int, spread: int = 1, central: bool = False, local_steps: int = 1
 ) -> Work:
-    """What a device computes to answer one round over `samples` images, exactly as `foreseed.device.answer` goes.
-
-    In every local step each direction takes a pass over its part of the images, on both sides for central differences;
-    forward differences take one more over all images, for the base losses. Parts may differ by an image.
-    """
-    parts = split(samples, spread)
-    probes = sum(count * len(range(part, k, len(parts))) for part, (_, count) in enumerate(parts))
-    return _work(program, local_steps * (2 * probes if central else samples + probes))
+    """What a device computes to answer one round over `samples` images, exactly as `foreseed.device.answer` goes."""
+    return _work(program, forward_passes(samples, k, spread, central, local_steps))
 
 
 def bp_work(program: Program, samples: int, epochs: int = 1) -> Work:
@@ -57,5 +51,5 @@ def bp_work(program: Program, samples: int, epochs: int = 1) -> Work:
     return _work(program, 3 * epochs * samples)
 
 
-def _work(program: Program, forward_passes: int) -> Work:
-    return Work(forward_passes, forward_passes * forward_flops(program), forward_passes * dense_forward_flops(program))
+def _work(program: Program, passes: int) -> Work:
+    return Work(passes, passes * forward_flops(program), passes * dense_forward_flops(program))

@@ -54,17 +54,14 @@ def round(world: World, fleet: Fleet, state: State) -> dict[str, Any]:
     """Lines 2-12: one round of training; returns what it cost."""
     coordinator = state.coordinator
     # Lines 3-4: C_t <- RandomSample(C, G_t). Every order tells its device how to come to hold W (line 6).
-    orders = coordinator.open()
     # Lines 5-9: device i measures ΔL(W_i; D_i) along K directions of its seed, and sends these K numbers.
-    replies = fleet.ask(orders, coordinator.state.values)
-    for reply in replies:
-        coordinator.receive(reply)
+    traffic = fleet.hold_round(coordinator)
     # Lines 10-12: the server makes the same directions, aggregates by Eq. 16, and steps.
     closed = coordinator.close(fleet.map)
     if state.ema is not None:
         decay = np.float32(world.config.train.ema)
         state.ema = decay * state.ema + (1 - decay) * state.values
-    return _row(world, closed, sum(len(encode(order)) for order in orders))
+    return _row(world, closed) | traffic
 
 
 def arrays(state: State) -> dict[str, npt.ArrayLike]:
@@ -87,7 +84,7 @@ def restore(world: World, saved: dict[str, Any]) -> State:
     state.coordinator.state = ServerState(
         int(saved["round"]), saved["values"], buffers, saved["stats"], saved["last_seen"], saved["log_bytes"]
     )
-    log = (decode(update) for update in cbor2.loads(saved["log"].tobytes()))
+    log = (decode(update, Update, limit=saved["log"].size) for update in cbor2.loads(saved["log"].tobytes()))
     state.coordinator.log = [update for update in log if isinstance(update, Update)]
     return State(state.coordinator, saved.get("ema"))
 
@@ -98,7 +95,8 @@ def _rules(config: Config) -> Rules:
     name = hashlib.sha256(f"{config.run_name}/{config.seed}".encode()).digest()[:8]
     return Rules(
         name, config.seed, config.data.devices, config.data.per_round, t.k, t.sigma, t.direction, t.seeds, t.spread,
-        t.difference == "central", t.local_steps, t.local_lr, t.clip,
+        t.difference == "central", t.local_steps, t.local_lr, t.clip, t.robust, t.trim,
+        config.fleet.replay_numbers,
     )  # fmt: skip
 
 
@@ -107,7 +105,7 @@ def _optimiser(config: Config) -> Optimiser:
     return Optimiser(t.optimiser, t.lr, t.momentum, t.weight_decay, t.lr_decay)
 
 
-def _row(world: World, closed: Closed, bytes_down: int) -> dict[str, Any]:
+def _row(world: World, closed: Closed) -> dict[str, Any]:
     passes = sum(reply.forward_passes for reply in closed.replies)
     return {
         "round": closed.update.round,
@@ -118,6 +116,5 @@ def _row(world: World, closed: Closed, bytes_down: int) -> dict[str, Any]:
         "forward_passes": passes,
         "flops": passes * forward_flops(world.program),
         "dense_flops": passes * dense_forward_flops(world.program),
-        "bytes_up": sum(len(encode(reply)) for reply in closed.replies),
-        "bytes_down": bytes_down,
+        "participants": [reply.device for reply in closed.replies],
     }

@@ -1,8 +1,8 @@
 """The coordinator: a state machine that takes messages and returns messages. It does no I/O.
 
-A round: `open` samples devices and writes their orders, `receive` takes replies, `close` aggregates
-(paper Eq. 16), steps the optimiser and returns the update for the log. The simulator and a real fleet are thin
-drivers around it.
+A round: `open` samples devices and writes their orders, `receive` takes replies, `ask_others` replaces devices that do
+not answer, `close` aggregates (paper Eq. 16), steps the optimiser and returns the update for the log. The simulator
+and a real fleet are thin drivers around it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from foreseed.engine import SHARED_DEVICE, ForeseedError
 from foreseed.engine.types import DirectionKind
 from foreseed.engine.update import apply_step, estimate
 from foreseed.server.optimiser import Optimiser
+from foreseed.server.robust import clipped, trimmed_mean
 from foreseed.server.sampling import sample
-from foreseed.wire import CatchUp, OrderMessage, Reply, Update, encode, values_hash
+from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, Update, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
+
+# The most that an order carries of the log: an order stays small whatever a device missed.
+MAX_UPDATES_BYTES = 1 << 16
 
 Vector = npt.NDArray[np.float32]
 Map = Callable[[Callable[[tuple[int, int]], None], Iterable[tuple[int, int]]], Iterable[None]]
@@ -49,12 +53,23 @@ class Rules:
     local_lr: float = 0.01
     clip: float = 0.0
     """Largest L2 norm of the aggregated estimate; 0 = no limit."""
+    robust: Literal["none", "clip", "trim"] = "none"
+    """What keeps devices that lie, or are broken, from deciding a round (see `robust.py`)."""
+    trim: float = 0.1
+    """trim: the share of devices left out at either end of every direction."""
+    replay_numbers: int = 50_000_000
+    """Most random numbers that a device is asked to make to catch up; a small board makes a few million a second."""
 
     def __post_init__(self) -> None:
         if self.scalars > MAX_DIRECTIONS:
             raise ForeseedError(
                 f"train.k {self.k} x train.local_steps {self.local_steps}: {self.scalars} loss differences do not fit "
                 f"a reply, which holds {MAX_DIRECTIONS}; lower one of them"
+            )
+        if self.robust == "trim" and self.seeds != "shared":
+            raise ForeseedError(
+                'train.robust "trim" compares devices along the same directions; set train.seeds to "shared", or '
+                'train.robust to "clip"'
             )
 
     @property
@@ -100,8 +115,9 @@ class Coordinator:
         self.log = list(log)
         self.refused: Counter[str] = Counter()
         """Replies that changed nothing, by reason."""
-        self._asked: list[int] = []
+        self._asked: set[int] = set()
         self._replies: dict[int, Reply] = {}
+        self._hash = b""
 
     @staticmethod
     def start(rules: Rules, optimiser: Optimiser, values: npt.ArrayLike, stats: npt.ArrayLike = ()) -> Coordinator:
@@ -116,16 +132,34 @@ class Coordinator:
         """The round that is open, or would be opened next (counted from 1)."""
         return self.state.round + 1
 
-    def open(self, present: Sequence[int] | None = None) -> list[OrderMessage]:
-        """Sample the devices of the round (without replacement) and write their orders.
+    def open(self, present: Sequence[int] | None = None, extra: int = 0) -> list[OrderMessage]:
+        """Sample the devices of the round (without replacement) and write their orders, `extra` more than needed.
 
         The sample follows from the seed, the round and who is `present` (all, if not given), in whatever order.
         """
+        self._asked, self._replies = set(), {}
+        self._hash = values_hash(self.state.values)
         pool = np.arange(self.rules.devices) if present is None else present
-        self._asked = sample(self.rules.seed, self.round, pool, self.rules.per_round)
-        self._replies = {}
-        hash_ = values_hash(self.state.values)
-        return [self._order(device, hash_) for device in self._asked]
+        return self._ask(pool, self.rules.per_round + extra)
+
+    def ask_others(self, present: Iterable[int]) -> list[OrderMessage]:
+        """Orders for devices that were not asked yet, as many as replies are missing; what arrived still counts."""
+        return self._ask([device for device in present if device not in self._asked], self.missing)
+
+    @property
+    def missing(self) -> int:
+        """How many replies the round lacks."""
+        return self.rules.per_round - len(self._replies)
+
+    @property
+    def replies(self) -> tuple[Reply, ...]:
+        """What arrived so far, by device."""
+        return tuple(self._replies[device] for device in sorted(self._replies))
+
+    @property
+    def waiting(self) -> set[int]:
+        """Devices that were asked and have not answered."""
+        return self._asked - self._replies.keys()
 
     def receive(self, reply: Reply) -> str | None:
         """Take a reply; returns None, or why it was refused (it then changed nothing)."""
@@ -142,7 +176,7 @@ class Coordinator:
         `spread_over` maps a function over ranges of coordinates; a thread pool's `map` makes it parallel, with the
         same bits, since coordinates are independent.
         """
-        replies = tuple(self._replies[device] for device in sorted(self._replies))
+        replies = self.replies
         if not replies:
             raise ForeseedError(f"round {self.round} has no replies to close with; wait, or ask other devices")
         total = sum(reply.samples for reply in replies)
@@ -169,28 +203,44 @@ class Coordinator:
         gap = self.rules.devices / self.rules.per_round
         return gap * parts * 4 * self.rules.scalars < self.state.values.nbytes
 
+    @property
+    def vectors(self) -> int:
+        """How many of the optimiser's vectors devices keep."""
+        return len(self.state.buffers) if self.devices_replay else 0
+
     def state_bytes(self) -> bytes:
         """Values, and the optimiser's vectors where devices replay."""
-        vectors = (self.state.values, *(self.state.buffers if self.devices_replay else ()))
-        return b"".join(vector.tobytes() for vector in vectors)
+        return b"".join(vector.tobytes() for vector in (self.state.values, *self.state.buffers[: self.vectors]))
 
-    def catch_up(self, device: int) -> CatchUp:
-        """The cheaper of the state and the updates that this device missed."""
+    def holds(self, device: int, round: int) -> None:
+        """Note the round whose values a device says it holds; what cannot be is nothing."""
+        self.state.last_seen[device] = round if 0 <= round <= self.state.round else NOTHING_HELD
+
+    def catch_up(self, device: int) -> tuple[Update, ...]:
+        """The updates that this device missed, where they are cheaper than the state: none otherwise."""
         seen = int(self.state.last_seen[device])
-        if seen == self.state.round:
-            return CatchUp()
-        if seen >= 0 and self.devices_replay and len(self.log) >= self.state.round - seen:
-            missed = int(self.state.log_bytes[seen:].sum())
-            if missed < (1 + len(self.state.buffers)) * self.state.values.nbytes:
-                return CatchUp(updates=tuple(self.log[len(self.log) - (self.state.round - seen) :]))
-        return CatchUp(state=self.state_bytes())
+        behind = self.state.round - seen
+        if seen < 0 or not behind or not self.devices_replay or len(self.log) < behind:
+            return ()
+        missed = tuple(self.log[len(self.log) - behind :])
+        state = (1 + self.vectors) * self.state.values.nbytes
+        if int(self.state.log_bytes[seen:].sum()) >= min(state, MAX_UPDATES_BYTES):
+            return ()
+        directions = sum(len(coefficients) // 4 for update in missed for _, coefficients in update.parts)
+        return missed if directions * len(self.state.values) <= self.rules.replay_numbers else ()
 
-    def _order(self, device: int, hash_: bytes) -> OrderMessage:
+    def order(self, device: int) -> OrderMessage:
+        """The open round's order for a device, with what it missed."""
         r = self.rules
         return OrderMessage(
             r.run, self.round, device, r.seed, r.k, r.sigma, r.kind == "rademacher", r.seeds == "shared", r.spread,
-            r.central, r.local_steps, r.local_lr, hash_, self.catch_up(device),
+            r.central, r.local_steps, r.local_lr, self._hash, self.catch_up(device),
         )  # fmt: skip
+
+    def _ask(self, pool: npt.ArrayLike, count: int) -> list[OrderMessage]:
+        asked = sample(self.rules.seed, self.round, pool, count)
+        self._asked.update(asked)
+        return [self.order(device) for device in asked]
 
     def _fault(self, reply: Reply) -> str | None:
         if reply.run != self.rules.run:
@@ -201,6 +251,8 @@ class Coordinator:
             return "unasked device"
         if reply.device in self._replies:
             return "duplicate"
+        if not self.missing:
+            return "not needed any more"
         if len(reply.losses) != 4 * (1 + self.rules.scalars) or len(reply.stats) != self.state.stats.nbytes:
             return "wrong length"
         if not np.isfinite(np.frombuffer(reply.losses + reply.stats, "<f4")).all():
@@ -210,12 +262,17 @@ class Coordinator:
     def _update(self, replies: Sequence[Reply], total: int) -> Update:
         """Coefficients c_ik = (N_i / N) ΔL_ik / (K sigma): Eq. 16 with directions of unit variance."""
         scale = 1.0 / (self.rules.k * self.rules.sigma)
-        parts = [
-            (reply.device, reply.samples / total * scale * np.frombuffer(reply.losses, "<f4")[1:].astype(np.float64))
-            for reply in replies
-        ]
-        if self.rules.seeds == "shared":
-            parts = [(SHARED_DEVICE, np.sum([c for _, c in parts], axis=0))]
+        differences = np.stack([np.frombuffer(reply.losses, "<f4")[1:].astype(np.float64) for reply in replies])
+        weights = np.array([reply.samples / total for reply in replies])
+        if self.rules.robust == "clip":
+            differences = clipped(differences)
+        if self.rules.robust == "trim":
+            parts = [(SHARED_DEVICE, scale * trimmed_mean(differences, weights, self.rules.trim))]
+        else:
+            shares = [weight * scale * row for weight, row in zip(weights, differences, strict=True)]
+            parts = [(reply.device, share) for reply, share in zip(replies, shares, strict=True)]
+            if self.rules.seeds == "shared":
+                parts = [(SHARED_DEVICE, np.sum(shares, axis=0))]
         with np.errstate(over="ignore"):  # infinite in float32: `close` refuses what comes of it
             coded = tuple((device, c.astype("<f4").tobytes()) for device, c in parts)
         return Update(self.round, self.optimiser.step(self.round), coded)
@@ -264,4 +321,4 @@ class Coordinator:
             while kept < len(self.log) and (weight := weight + int(state.log_bytes[-1 - kept])) < most:
                 kept += 1
             self.log = self.log[len(self.log) - kept :]
-        self._asked, self._replies = [], {}
+        self._asked, self._replies = set(), {}

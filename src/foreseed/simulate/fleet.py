@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from foreseed.device.answer import Answer, Order, answer, move, split
+from foreseed.device.answer import Answer, Order, answer, forward_passes, move, split
 from foreseed.engine import Engine, Samples, project
 from foreseed.engine.types import Buffer
-from foreseed.meter import bp_free_work
 from foreseed.methods.backprop import LocalTrainer
+from foreseed.server import Coordinator
 from foreseed.simulate.world import World
-from foreseed.wire import OrderMessage, Reply
+from foreseed.wire import NOTHING_HELD, PROGRAM, STATE, OrderMessage, Reply, encode, transfer_bytes
 
 Vector = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -33,8 +33,9 @@ _TEST_CHUNK = 1000
 class Fleet:
     """Answers orders for all devices of a world; results are the same bits for any number of workers."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, participants: Sequence[Sequence[int]] | None = None) -> None:
+        """`participants` of every round, to go through a run of a real fleet again; sampled, if not given."""
+        self.world, self.participants = world, participants
         self.workers = world.config.workers or os.cpu_count() or 1
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -48,9 +49,37 @@ class Fleet:
         self._pool.shutdown()
         torch.set_num_threads(self._threads)
 
+    def finish(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The last round is closed: what the summary should say beyond the metrics."""
+        return {}
+
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """Results in the order of the items; the work is shared out over the threads."""
         return self._pool.map(work, items)
+
+    def hold_round(self, coordinator: Coordinator) -> dict[str, Any]:
+        """Have a round's devices asked and their replies received; returns what went over the wire, for its metrics."""
+        present = None if self.participants is None else self.participants[coordinator.round - 1]
+        orders = coordinator.open(present)
+        up = down = 0
+        for order in orders:
+            fetched = self._fetched(coordinator, order)
+            up, down = up + fetched[0], down + fetched[1] + len(encode(order))
+        for reply in self.ask(orders, coordinator.state.values):
+            coordinator.receive(reply)
+            up += len(encode(reply))
+        return {"bytes_up": up, "bytes_down": down}
+
+    def _fetched(self, coordinator: Coordinator, order: OrderMessage) -> tuple[int, int]:
+        """Bytes up and down of what a device fetches before it answers: the state if need be, the program at first."""
+        state, held, round = coordinator.state, coordinator.state.last_seen[order.device], order.round - 1
+        up = down = 0
+        if held != round and not order.updates:
+            up, down = transfer_bytes(STATE, round, (1 + coordinator.vectors) * state.values.nbytes)
+        if held == NOTHING_HELD:
+            program = transfer_bytes(PROGRAM, 0, len(self.world.program.bytes))
+            up, down = up + program[0], down + program[1]
+        return up, down
 
     def ask(self, orders: Sequence[OrderMessage], values: Vector) -> list[Reply]:
         """Every device's reply. All of them hold the server's values (a catch-up proves that by its hash)."""
@@ -88,22 +117,17 @@ class Fleet:
         return found
 
     def _reply(self, message: OrderMessage, values: Vector) -> Reply:
-        order = Order(
-            message.seed, message.round, message.device, message.k, message.sigma,
-            "rademacher" if message.rademacher else "gaussian", message.shared, message.spread, message.central,
-            message.local_steps, message.local_lr,
-        )  # fmt: skip
+        order = Order.of(message)
         samples = self.world.samples(message.device)
         # BatchNorm: the statistics of the device's own images at the values as they are, frozen while it probes.
         stats = self.engine.batch_stats(values, samples) if self.world.program.n_stats else None
         exact = self.world.config.engine == "exact"
         result = self._exact(order, values, stats) if exact else answer(self.engine, values, samples, order, stats)
         losses = array("f", [result.base_loss]) + result.loss_differences
-        work = bp_free_work(self.world.program, samples.count, order.k, order.spread, order.central, order.local_steps)
-        passes = work.forward_passes + (0 if stats is None else samples.count)
+        passes = forward_passes(samples.count, order.k, order.spread, order.central, order.local_steps)
         return Reply(
-            message.run, message.round, message.device, samples.count, losses.tobytes(), passes,
-            b"" if stats is None else stats.tobytes(),
+            message.run, message.round, message.device, samples.count, losses.tobytes(),
+            passes + (0 if stats is None else samples.count), b"" if stats is None else stats.tobytes(),
         )  # fmt: skip
 
     def _exact(self, order: Order, values: Vector, stats: Buffer | None) -> Answer:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +28,8 @@ from foreseed.simulate import checkpoint
 from foreseed.simulate.fleet import Fleet
 from foreseed.simulate.summary import summarise
 from foreseed.simulate.world import World, make_world
+
+LOCK = ".lock"
 
 
 class RunError(ForeseedError):
@@ -51,26 +55,44 @@ Watch = Callable[[Progress], None]
 
 
 def run(
-    config: Config, folder: Path, *, resume: bool = False, watch: Watch | None = None, world: World | None = None
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+    world: World | None = None,
+    devices: Callable[[World], Fleet] = Fleet,
 ) -> dict[str, Any]:
     """Run a config in a folder and return its summary; with `resume`, go on where a killed run was.
 
-    `world` may be given where several runs share one.
+    `world` may be given where several runs share one, and `devices` other than simulated ones.
     """
     _claim(config, folder, resume)
-    world = world or make_world(config, _prune_watch(config, watch))
-    _write_start(world, folder)
-    method = METHODS[config.method]
-    fleet = Fleet(world)
-    try:
-        state, rows = _restore(world, method, folder)
-        _train(world, fleet, method, state, rows, folder, watch)
-        world.program.save(folder / "model.fsp", state.values, state.stats)
-        summary = summarise(world, rows)
-        checkpoint.write_atomically(folder / "summary.json", json.dumps(summary, indent=1).encode())
-        return summary
-    finally:
-        fleet.close()
+    with _alone(folder):
+        world = world or make_world(config, _prune_watch(config, watch))
+        _write_start(world, folder)
+        method = METHODS[config.method]
+        fleet = devices(world)
+        try:
+            state, rows = _restore(world, method, folder)
+            _train(world, fleet, method, state, rows, folder, watch)
+            world.program.save(folder / "model.fsp", state.values, state.stats)
+            summary = summarise(world, rows) | fleet.finish(rows)
+            checkpoint.write_atomically(folder / "summary.json", json.dumps(summary, indent=1).encode())
+            return summary
+        finally:
+            fleet.close()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder; the lock goes with the process, however it ends."""
+    with open(folder / LOCK, "ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{folder}: another process is at this run; wait for it, or stop it") from None
+        yield
 
 
 def _train(
@@ -126,7 +148,7 @@ def _claim(config: Config, folder: Path, resume: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # A half-written config is what a kill at this very moment leaves: nothing to resume, and nothing to lose.
-        taken = any(entry.suffix != checkpoint.PARTIAL for entry in folder.iterdir())
+        taken = any(entry.suffix != checkpoint.PARTIAL and entry.name != LOCK for entry in folder.iterdir())
     except OSError as error:
         raise RunError(f"{folder}: cannot make a run folder there ({error.strerror}); choose another --out") from None
     if taken:

@@ -1,35 +1,46 @@
-"""Orders, replies and the update log as CBOR (`docs/protocol.md`). Standard library and cbor2 only.
+"""The messages between server and devices as CBOR (`docs/protocol.md`). Standard library and cbor2 only.
 
-A message is a CBOR array that starts with its version and type. Vectors of numbers travel as byte strings of
-little-endian float32, so a reply of K = 50 loss differences takes some 240 bytes.
+A message is a CBOR array: its version, its type, then its fields in the order of the classes below. Vectors of numbers
+travel as byte strings of little-endian float32, so a reply of K = 50 loss differences takes some 250 bytes.
+Named tuples rather than dataclasses, which would cost a device 1.1 MB.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
 from reprlib import repr as shown
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cbor2
 
 from foreseed.engine.errors import ForeseedError
-from foreseed.engine.types import Buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from foreseed.engine.types import Buffer
 
 VERSION = 1
 MAX_DIRECTIONS = 1 << 16
 MAX_VALUES = 1 << 26
+MAX_MESSAGE = 1 << 19
+"""Longer ones are refused unread: a device must know how much memory it needs."""
+CHUNK = 1 << 14
+"""Bytes of a program or a state that go into one message."""
+PROGRAM, STATE = 0, 1
+"""What can be fetched."""
+ANY_NUMBER = -1
+NOTHING_HELD = -1
 
 
 class WireError(ForeseedError):
     """A message that is not what the protocol says; it changes nothing."""
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """One round of the update log: all that it takes to go from one round's values to the next's."""
 
     round: int
@@ -39,17 +50,7 @@ class Update:
     """Device and float32 coefficients of its directions, in the order in which they are added."""
 
 
-@dataclass(frozen=True)
-class CatchUp:
-    """What brings a device up to date: the state itself, or the updates that it missed."""
-
-    state: bytes = b""
-    """Values, and for a device that replays also the optimiser's vectors, as float32."""
-    updates: tuple[Update, ...] = ()
-
-
-@dataclass(frozen=True)
-class OrderMessage:
+class OrderMessage(NamedTuple):
     """Server to device: answer this round."""
 
     run: bytes
@@ -65,12 +66,13 @@ class OrderMessage:
     local_steps: int
     local_lr: float
     values_hash: bytes
-    catch_up: CatchUp
+    """Of the values to probe at, those after round - 1."""
+    updates: tuple[Update, ...] = ()
+    """What the device missed; where they do not lead to the values, it fetches the state."""
 
 
-@dataclass(frozen=True)
-class Reply:
-    """Device to server: the base loss and the loss differences."""
+class Reply(NamedTuple):
+    """Device to server: the base loss and the loss differences, and what they cost."""
 
     run: bytes
     round: int
@@ -81,6 +83,13 @@ class Reply:
     forward_passes: int
     stats: bytes = b""
     """Float32 batch-norm statistics of the local images; empty without BatchNorm."""
+    compute_ms: int = 0
+    """Time spent on the answer; this and the rest are 0 in a simulation."""
+    peak_kib: int = 0
+    """Most memory that the device's process has held."""
+    sent: int = 0
+    """Bytes on the device's socket so far, up and, as `received`, down."""
+    received: int = 0
 
     @property
     def base_loss(self) -> float:
@@ -91,8 +100,87 @@ class Reply:
         return array("f", self.losses[4:])
 
 
-Message = OrderMessage | Reply | Update
-_NUMBERS: dict[type[Message], int] = {OrderMessage: 1, Reply: 2, Update: 3}
+class Announce(NamedTuple):
+    """Server to all, retained: this run is on; whoever reads it joins anew."""
+
+    run: bytes
+    epoch: bytes
+    """Drawn each time a server starts."""
+    finished: bool
+
+
+class Presence(NamedTuple):
+    """Device to server, retained, and as a last will: this process of the device is here, or gone."""
+
+    instance: bytes
+    here: bool
+
+
+class Join(NamedTuple):
+    """Device to server: which run is this, and who am I in it?"""
+
+    wanted: int
+    """The number that the device should have in the run, or ANY_NUMBER."""
+
+
+class Welcome(NamedTuple):
+    """Server to device: what it takes to take part."""
+
+    run: bytes
+    device: int
+    program_hash: bytes
+    program_bytes: int
+    batch: int
+    """Images of a BatchNorm batch; 0 = as many at a time as the device likes."""
+    vectors: int
+    """How many of the optimiser's vectors devices keep, to replay updates."""
+
+
+class Ready(NamedTuple):
+    """Device to server: program here and checked, waiting for orders."""
+
+    run: bytes
+    held: int
+    """The round whose values the device holds, or NOTHING_HELD."""
+    samples: int
+
+
+class Fetch(NamedTuple):
+    """Device to server: the bytes from an offset on, please."""
+
+    run: bytes
+    what: int
+    """PROGRAM or STATE: the values, then the optimiser's vectors that devices keep."""
+    round: int
+    """The round after which the state is wanted; 0 for the program."""
+    offset: int
+
+
+class Chunk(NamedTuple):
+    """Server to device: the bytes asked for, CHUNK of them or what is left."""
+
+    run: bytes
+    what: int
+    round: int
+    offset: int
+    data: bytes
+
+
+class Ack(NamedTuple):
+    """Server to device: a reply arrived, and counts, or why it does not."""
+
+    run: bytes
+    round: int
+    refused: str
+
+
+class Leave(NamedTuple):
+    """Server to device: you cannot take part, and why."""
+
+    reason: str
+
+
+Message = OrderMessage | Reply | Update | Announce | Presence | Join | Welcome | Ready | Fetch | Chunk | Ack | Leave
 
 
 def values_hash(values: Buffer) -> bytes:
@@ -100,23 +188,23 @@ def values_hash(values: Buffer) -> bytes:
     return hashlib.blake2b(values, digest_size=8).digest()
 
 
+def program_hash(program: Buffer) -> bytes:
+    """Sixteen bytes that tell two programs apart."""
+    return hashlib.blake2b(program, digest_size=16).digest()
+
+
 def encode(message: Message) -> bytes:
     """The message's bytes."""
-    return cbor2.dumps((VERSION, _NUMBERS[type(message)], *_plain(message)))
+    return cbor2.dumps((VERSION, _NUMBERS[type(message)], *message))
 
 
-def _plain(item: Message | CatchUp) -> list[Any]:
-    """The fields, with messages inside as their own fields (`dataclasses.astuple` copies every byte of them)."""
-    return [
-        _plain(field) if isinstance(field, CatchUp)
-        else [_plain(update) for update in field] if isinstance(item, CatchUp) and isinstance(field, tuple)
-        else field
-        for field in vars(item).values()
-    ]  # fmt: skip
+def decode(data: bytes, *expected: type[Message], limit: int = MAX_MESSAGE) -> Message:
+    """The message in these bytes, every field checked; WireError says what is wrong with it.
 
-
-def decode(data: bytes) -> Message:
-    """The message in these bytes, every field checked; WireError says what is wrong with it."""
+    With types `expected`, any other is wrong too.
+    """
+    if len(data) > limit:
+        raise WireError(f"a message of {len(data)} bytes, the most is {limit}")
     try:
         items = cbor2.loads(data, semantic_decoders=_NO_TAGS, max_depth=_DEPTH, allow_indefinite=False)
     except Exception as error:  # the decoder has many ways to say that the bytes are not CBOR
@@ -125,7 +213,7 @@ def decode(data: bytes) -> Message:
         raise WireError(f"a message is an array of its version, its type and its fields, not {shown(items)}")
     if items[0] != VERSION:
         raise WireError(f"message version {shown(items[0])}, this foreseed speaks {VERSION}")
-    if items[1] not in list(_READERS):
+    if type(items[1]) is not int or items[1] not in _READERS:
         raise WireError(f"message type {shown(items[1])}, expected one of {list(_READERS)}")
     try:
         message = _READERS[items[1]](items[2:])
@@ -134,7 +222,20 @@ def decode(data: bytes) -> Message:
     # A message has one encoding: nothing follows it, and nothing in it only looks like what it should be.
     if encode(message) != data:
         raise WireError("malformed message: its fields are fine, their encoding is not")
+    if expected and not isinstance(message, expected):
+        raise WireError(f"{type(message).__name__} from a side that does not send it")
     return message
+
+
+@lru_cache(64)
+def transfer_bytes(what: int, round: int, total: int) -> tuple[int, int]:
+    """Bytes up and down of fetching a program or a state in chunks."""
+    up = down = 0
+    for offset in range(0, total, CHUNK):
+        data = bytes(min(CHUNK, total - offset))
+        up += len(encode(Fetch(bytes(8), what, round, offset)))
+        down += len(encode(Chunk(bytes(8), what, round, offset, data)))
+    return up, down
 
 
 class _NoTags(dict[int, Any]):
@@ -145,41 +246,102 @@ class _NoTags(dict[int, Any]):
 
 
 _NO_TAGS = _NoTags()
-_DEPTH = 6
-"""An order's catch-up is the deepest: message, catch-up, updates, update, parts, part."""
+_DEPTH = 5
+"""An order's updates are the deepest: message, updates, update, parts, part."""
 
 
 def _order(f: list[Any]) -> OrderMessage:
     _length(f, 14)
-    state, updates = f[13]
     return OrderMessage(
-        _bytes(f[0], 8, 8), _int(f[1]), _int(f[2]), _int(f[3], (1 << 64) - 1), _int(f[4], MAX_DIRECTIONS, 1),
+        _run(f[0]), _int(f[1]), _int(f[2]), _int(f[3], (1 << 64) - 1), _int(f[4], MAX_DIRECTIONS, 1),
         _float(f[5]), _bool(f[6]), _bool(f[7]), _int(f[8], MAX_DIRECTIONS, 1), _bool(f[9]), _int(f[10], 1 << 12, 1),
-        _float(f[11]), _bytes(f[12], 8, 8), CatchUp(_floats(state, 3 * MAX_VALUES), tuple(_update(u) for u in updates)),
+        _float(f[11]), _bytes(f[12], 8, 8), tuple(_update(update) for update in _list(f[13])),
     )  # fmt: skip
 
 
 def _reply(f: list[Any]) -> Reply:
-    _length(f, 7)
-    losses = _floats(f[4], MAX_DIRECTIONS + 1, 2)
+    _length(f, 11)
     return Reply(
-        _bytes(f[0], 8, 8), _int(f[1]), _int(f[2]), _int(f[3], 1 << 31, 1), losses, _int(f[5], 1 << 62),
-        _floats(f[6], MAX_VALUES),
+        _run(f[0]), _int(f[1]), _int(f[2]), _int(f[3], 1 << 31, 1), _floats(f[4], MAX_DIRECTIONS + 1, 2),
+        _int(f[5], 1 << 62), _floats(f[6], MAX_VALUES), *(_int(x, 1 << 62) for x in f[7:]),
     )  # fmt: skip
 
 
-def _update(f: list[Any]) -> Update:
+def _update(fields: Any) -> Update:
+    f = _list(fields)
     _length(f, 3)
     step = _floats(f[1], 7, 3)
     if len(step) not in (12, 28):
         raise ValueError(f"an optimiser step of {len(step) // 4} constants")
-    parts = tuple((_int(device), _floats(c, MAX_DIRECTIONS, 1)) for device, c in f[2])
-    return Update(_int(f[0]), step, parts)
+    return Update(_int(f[0]), step, tuple(_part(part) for part in _list(f[2])))
+
+
+def _part(fields: Any) -> tuple[int, bytes]:
+    f = _list(fields)
+    _length(f, 2)
+    return _int(f[0]), _floats(f[1], MAX_DIRECTIONS, 1)
+
+
+def _announce(f: list[Any]) -> Announce:
+    _length(f, 3)
+    return Announce(_run(f[0]), _bytes(f[1], 8, 8), _bool(f[2]))
+
+
+def _presence(f: list[Any]) -> Presence:
+    _length(f, 2)
+    return Presence(_bytes(f[0], 4, 4), _bool(f[1]))
+
+
+def _join(f: list[Any]) -> Join:
+    _length(f, 1)
+    return Join(_int(f[0], 0xFFFFFFFE, ANY_NUMBER))
+
+
+def _welcome(f: list[Any]) -> Welcome:
+    _length(f, 6)
+    return Welcome(
+        _run(f[0]), _int(f[1], 0xFFFFFFFE), _bytes(f[2], 16, 16), _int(f[3], 0xFFFFFFFF, 1), _int(f[4]), _int(f[5], 2)
+    )
+
+
+def _ready(f: list[Any]) -> Ready:
+    _length(f, 3)
+    return Ready(_run(f[0]), _int(f[1], least=NOTHING_HELD), _int(f[2], 1 << 31, 1))
+
+
+def _fetch(f: list[Any]) -> Fetch:
+    _length(f, 4)
+    return Fetch(_run(f[0]), _int(f[1], STATE), _int(f[2]), _int(f[3]))
+
+
+def _chunk(f: list[Any]) -> Chunk:
+    _length(f, 5)
+    return Chunk(_run(f[0]), _int(f[1], STATE), _int(f[2]), _int(f[3]), _bytes(f[4], CHUNK, 1))
+
+
+def _ack(f: list[Any]) -> Ack:
+    _length(f, 3)
+    return Ack(_run(f[0]), _int(f[1]), _text(f[2]))
+
+
+def _leave(f: list[Any]) -> Leave:
+    _length(f, 1)
+    return Leave(_text(f[0]))
 
 
 def _length(fields: list[Any], n: int) -> None:
     if len(fields) != n:
         raise ValueError(f"{len(fields)} fields, expected {n}")
+
+
+def _list(x: Any) -> list[Any]:
+    if type(x) is not list:
+        raise ValueError(f"{shown(x)} is not an array")
+    return x
+
+
+def _run(x: Any) -> bytes:
+    return _bytes(x, 8, 8)
 
 
 def _int(x: Any, most: int = 0xFFFFFFFF, least: int = 0) -> int:
@@ -200,6 +362,12 @@ def _float(x: Any) -> float:
     return x
 
 
+def _text(x: Any) -> str:
+    if type(x) is not str or len(x) > 300 or not x.isprintable():
+        raise ValueError(f"{shown(x)} is not a line of at most 300 characters")
+    return x
+
+
 def _bytes(x: Any, most: int, least: int = 0) -> bytes:
     if type(x) is not bytes or not least <= len(x) <= most:
         raise ValueError(f"expected {least} to {most} bytes")
@@ -215,4 +383,11 @@ def _floats(x: Any, most: int, least: int = 0) -> bytes:
     return raw
 
 
-_READERS: dict[int, Callable[[list[Any]], Message]] = {1: _order, 2: _reply, 3: _update}
+_NUMBERS: dict[type[Message], int] = {
+    OrderMessage: 1, Reply: 2, Update: 3, Announce: 4, Presence: 5, Join: 6, Welcome: 7, Ready: 8, Fetch: 9, Chunk: 10,
+    Ack: 11, Leave: 12,
+}  # fmt: skip
+_READERS: dict[int, Callable[[list[Any]], Message]] = {
+    1: _order, 2: _reply, 3: _update, 4: _announce, 5: _presence, 6: _join, 7: _welcome, 8: _ready, 9: _fetch,
+    10: _chunk, 11: _ack, 12: _leave,
+}  # fmt: skip
