@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, direction
 from foreseed.engine.update import replay
 from foreseed.server import Closed, Coordinator, NotFiniteError, Optimiser, Rules
-from foreseed.wire import CatchUp, OrderMessage, Reply, decode, encode, values_hash
+from foreseed.server.coordinator import MAX_UPDATES_BYTES
+from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, decode, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
 
 N = 1500
@@ -187,8 +188,8 @@ def test_statistics_are_the_weighted_mean_of_the_last_round() -> None:
 # --- sampling ---
 
 
-def asked(coordinator: Coordinator, present: Sequence[int] | None = None) -> list[int]:
-    return [order.device for order in coordinator.open(present)]
+def asked(coordinator: Coordinator, present: Sequence[int] | None = None, extra: int = 0) -> list[int]:
+    return [order.device for order in coordinator.open(present, extra)]
 
 
 def test_sample_is_without_replacement_and_follows_from_seed_and_round() -> None:
@@ -232,6 +233,59 @@ def test_every_device_is_asked_about_equally_often() -> None:
     assert all(80 < n < 160 for n in counts.values())
 
 
+def by_device(replies: Sequence[Reply]) -> tuple[Reply, ...]:
+    return tuple(sorted(replies, key=lambda reply: reply.device))
+
+
+def test_extra_devices_are_asked_and_the_first_replies_count() -> None:
+    coordinator = start(replace(RULES, devices=10))
+    orders = coordinator.open(extra=2)
+    assert len({order.device for order in orders}) == RULES.per_round + 2
+    replies = [reply_to(order) for order in reversed(orders)]
+    for left, reply in enumerate(replies[:3]):
+        assert coordinator.missing == 3 - left
+        assert coordinator.receive(reply) is None
+    assert coordinator.missing == 0
+    assert [coordinator.receive(reply) for reply in replies[3:]] == ["not needed any more"] * 2
+    assert coordinator.receive(replies[0]) == "duplicate"
+    assert coordinator.close().replies == by_device(replies[:3])
+    assert [coordinator.receive(reply) for reply in replies[3:]] == ["late"] * 2
+    assert coordinator.refused == {"not needed any more": 2, "duplicate": 1, "late": 2}
+
+
+def test_extra_asks_no_more_than_there_are() -> None:
+    assert asked(start(), extra=100) == list(range(RULES.devices))
+    assert asked(start(), [1, 4], extra=1) == [1, 4]
+
+
+def test_others_are_asked_for_what_is_missing_and_what_arrived_counts() -> None:
+    coordinator = start(replace(RULES, devices=10))
+    orders = coordinator.open()
+    first = reply_to(orders[0])
+    assert coordinator.receive(first) is None
+    others = coordinator.ask_others(range(10))
+    assert len(others) == coordinator.missing == 2
+    assert {order.device for order in others}.isdisjoint(order.device for order in orders)
+    assert all(order == coordinator.order(order.device) for order in others)
+    assert coordinator.waiting == {order.device for order in (*orders[1:], *others)}
+    # Whoever comes first: one of the replaced after all, and one of the others.
+    late, other = reply_to(orders[2]), reply_to(others[0])
+    assert coordinator.receive(late) is coordinator.receive(other) is None
+    assert coordinator.replies == by_device([first, late, other])
+    assert coordinator.ask_others(range(10)) == []
+    assert coordinator.close().replies == by_device([first, late, other])
+    assert coordinator.waiting == set()
+    assert coordinator.replies == ()
+
+
+def test_only_others_that_are_present_are_asked() -> None:
+    coordinator = start(replace(RULES, devices=10))
+    first = set(asked(coordinator, range(5)))
+    assert {order.device for order in coordinator.ask_others([*first, 7])} == {7}
+    assert coordinator.ask_others([*first, 7]) == []
+    assert coordinator.waiting == first | {7}
+
+
 # --- replies that change nothing ---
 
 
@@ -248,19 +302,19 @@ def test_faulty_replies_change_nothing_and_are_counted() -> None:
     stranger = next(i for i in range(RULES.devices) if i not in asked(coordinator))
     nan, inf = (np.array([2, x, 0, 0, 0], "<f4").tobytes() for x in (np.nan, -np.inf))
     bad = {
-        "foreign run": [replace(good[0], run=b"other!!!")],
-        "late": [replace(good[0], round=1)],
-        "early": [replace(early, round=3)],
-        "unasked device": [replace(good[0], device=stranger), replace(good[0], device=10**6)],
+        "foreign run": [good[0]._replace(run=b"other!!!")],
+        "late": [good[0]._replace(round=1)],
+        "early": [early._replace(round=3)],
+        "unasked device": [good[0]._replace(device=stranger), good[0]._replace(device=10**6)],
         "wrong length": [
-            replace(good[0], losses=good[0].losses + b"\0\0\0\0"),
-            replace(good[0], losses=good[0].losses[:-4]),
-            replace(good[0], stats=b""),
+            good[0]._replace(losses=good[0].losses + b"\0\0\0\0"),
+            good[0]._replace(losses=good[0].losses[:-4]),
+            good[0]._replace(stats=b""),
         ],
         "not finite": [
-            replace(good[0], losses=nan),
-            replace(good[0], losses=inf),
-            replace(good[0], stats=np.array([np.inf, 1], "<f4").tobytes()),
+            good[0]._replace(losses=nan),
+            good[0]._replace(losses=inf),
+            good[0]._replace(stats=np.array([np.inf, 1], "<f4").tobytes()),
         ],
     }
     for reason, replies in bad.items():
@@ -269,7 +323,7 @@ def test_faulty_replies_change_nothing_and_are_counted() -> None:
     for reply in good:
         assert coordinator.receive(reply) is None
         # The first answer holds, whatever comes after it.
-        assert coordinator.receive(replace(reply, samples=999)) == "duplicate"
+        assert coordinator.receive(reply._replace(samples=999)) == "duplicate"
         assert clean.receive(reply) is None
     coordinator.close()
     clean.close()
@@ -298,7 +352,7 @@ def test_update_that_is_not_finite_is_refused_and_the_state_kept(optimiser: Opti
     orders = coordinator.open()
     for order in orders:
         huge = np.full(1 + RULES.k, 3e38, "<f4").tobytes()
-        assert coordinator.receive(replace(reply_to(order), losses=huge)) is None
+        assert coordinator.receive(reply_to(order)._replace(losses=huge)) is None
     with pytest.raises(NotFiniteError, match=r"not finite; lower train\.lr"):
         coordinator.close()
     assert coordinator.round == 1
@@ -319,25 +373,24 @@ def test_more_differences_than_a_reply_holds_are_refused_at_the_start() -> None:
 
 
 class Device:
-    """A device that keeps what an order brings, and replays what it missed."""
+    """A device that replays what it missed, and fetches the state where that does not lead to the values."""
 
     def __init__(self, n: int, n_buffers: int, kind: Any) -> None:
-        self.n, self.kind, self.round = n, kind, -1
+        self.n, self.kind, self.round = n, kind, NOTHING_HELD
         self.vectors = [array("f", bytes(4 * n)) for _ in range(1 + n_buffers)]
 
-    def follow(self, order: OrderMessage, replays: bool) -> str:
+    def follow(self, order: OrderMessage, state: bytes) -> str:
         """Come to hold the server's values; returns what it took."""
-        if order.catch_up.state:
-            numbers = array("f", order.catch_up.state)
-            whole = range(0, len(numbers), self.n)
-            assert len(whole) == (len(self.vectors) if replays else 1)
-            self.vectors[: len(whole)] = [numbers[at : at + self.n] for at in whole]
         # A reply that was lost leaves the server believing that the device holds less than it does.
-        missed = [update for update in order.catch_up.updates if update.round > self.round]
+        missed = [update for update in order.updates if update.round > self.round]
+        took = "log" if missed else "nothing"
+        if self.round == NOTHING_HELD or self.round + len(missed) != order.round - 1:
+            numbers, missed, took = array("f", state), [], "state"
+            self.vectors = [numbers[at : at + self.n] for at in range(0, len(numbers), self.n)]
         replay(self.vectors[0], self.vectors[1:], missed, order.seed, self.kind)
         self.round = order.round - 1
         assert values_hash(self.vectors[0]) == order.values_hash
-        return "state" if order.catch_up.state else "log"
+        return took
 
 
 OPTIMISERS = {
@@ -364,7 +417,8 @@ def test_devices_that_come_and_go_hold_the_servers_bits(
             assert isinstance(received, OrderMessage)
             lost = chance.random() < 0.2  # an order that never arrives
             if not lost:
-                took[devices[order.device].follow(received, coordinator.devices_replay)] += 1
+                assert coordinator.devices_replay
+                took[devices[order.device].follow(received, coordinator.state_bytes())] += 1
                 for vector, own in zip(
                     (coordinator.state.values, *coordinator.state.buffers), devices[order.device].vectors, strict=True
                 ):
@@ -372,7 +426,7 @@ def test_devices_that_come_and_go_hold_the_servers_bits(
             # Some that were reached do not answer either, or too late.
             if not lost and chance.random() < 0.8:
                 coordinator.receive(reply_to(received))
-        if coordinator._replies:
+        if coordinator.replies:
             coordinator.close()
     assert took["log"] > 5
     assert took["state"] > 5
@@ -399,21 +453,65 @@ def test_log_leads_from_any_earlier_round_to_the_servers_bits(optimiser: Optimis
     st.sampled_from(list(OPTIMISERS)),
     st.sampled_from(["per-device", "shared"]),
 )
-def test_catch_up_is_the_cheaper_of_log_and_state(n: int, rounds: int, name: str, seeds: Any) -> None:
+def test_catch_up_is_the_log_where_it_is_cheaper_than_the_state(n: int, rounds: int, name: str, seeds: Any) -> None:
     coordinator = start(replace(RULES, k=2, seeds=seeds), OPTIMISERS[name], n)
     updates = [play(coordinator).update for _ in range(rounds)]
-    state = CatchUp(state=coordinator.state_bytes())
     whole = 4 * n * (1 + len(coordinator.state.buffers))
-    for seen in range(-1, rounds):
-        coordinator.state.last_seen[0] = seen
+    for seen in range(NOTHING_HELD, rounds + 1):
+        coordinator.holds(0, seen)
         missed = updates[seen:] if seen >= 0 else updates
         cheap = coordinator.devices_replay and seen >= 0 and sum(len(encode(update)) for update in missed) < whole
-        assert coordinator.catch_up(0) == (CatchUp(updates=tuple(missed)) if cheap else state)
+        assert coordinator.catch_up(0) == (tuple(missed) if cheap else ())
+    state = coordinator.state_bytes()
     if coordinator.devices_replay:
-        assert len(state.state) == whole
+        assert len(state) == whole
+        assert coordinator.vectors == len(coordinator.state.buffers)
     else:
-        assert state.state == coordinator.state.values.tobytes()
+        assert state == coordinator.state.values.tobytes()
+        assert coordinator.vectors == 0
         assert coordinator.log == []
+
+
+def longest_catch_up(coordinator: Coordinator) -> tuple[int, int]:
+    """Rounds of the longest catch-up that an order carries, and the rounds that there were."""
+    rounds, lengths = coordinator.state.round, []
+    for seen in range(rounds + 1):
+        coordinator.holds(0, seen)
+        lengths.append(len(coordinator.catch_up(0)))
+    longest = max(lengths)
+    assert lengths == [0] * (rounds - longest) + list(range(longest, -1, -1))
+    return longest, rounds
+
+
+@pytest.mark.parametrize(("seeds", "per_round"), [("per-device", 3 * 4), ("shared", 4)])
+def test_catch_up_makes_no_device_draw_more_numbers_than_the_rules_say(seeds: Any, per_round: int) -> None:
+    for most in (0, per_round * N - 1, per_round * N, 5 * per_round * N + 1):
+        coordinator = start(replace(RULES, seeds=seeds, replay_numbers=most))
+        play(coordinator, 8)
+        assert longest_catch_up(coordinator) == (most // (per_round * N), 8)
+
+
+def test_catch_up_never_makes_an_order_long() -> None:
+    coordinator = start(replace(RULES, kind="rademacher", k=400, replay_numbers=2**40), n=60_000)
+    each = len(encode(play(coordinator).update))
+    play(coordinator, 16)
+    assert MAX_UPDATES_BYTES < 17 * each < coordinator.state.values.nbytes
+    longest, rounds = longest_catch_up(coordinator)
+    assert longest == MAX_UPDATES_BYTES // each < rounds
+    coordinator.holds(0, rounds - longest)
+    assert len(encode(coordinator.order(0))) < MAX_UPDATES_BYTES + 200
+
+
+def test_what_a_device_says_that_it_holds_is_taken_if_it_can_be() -> None:
+    coordinator = start()
+    play(coordinator, 3)
+    for said, taken in [(2, 2), (3, 3), (0, 0), (4, NOTHING_HELD), (2**32 - 1, NOTHING_HELD), (-1, NOTHING_HELD)]:
+        coordinator.holds(5, said)
+        assert coordinator.state.last_seen[5] == taken
+    coordinator.holds(5, 3)
+    assert coordinator.catch_up(5) == ()
+    coordinator.holds(5, 1)
+    assert [update.round for update in coordinator.catch_up(5)] == [2, 3]
 
 
 def test_log_holds_no_more_than_could_be_sent() -> None:
@@ -432,8 +530,8 @@ def test_device_that_did_not_answer_is_not_taken_to_hold_the_values() -> None:
     coordinator.close()
     assert coordinator.state.last_seen[orders[0].device] == 0
     assert coordinator.state.last_seen[orders[1].device] == -1
-    assert coordinator.catch_up(orders[0].device).updates
-    assert coordinator.catch_up(orders[1].device).state
+    assert coordinator.catch_up(orders[0].device)
+    assert not coordinator.catch_up(orders[1].device)
 
 
 def test_order_says_what_the_rules_say() -> None:
@@ -442,6 +540,12 @@ def test_order_says_what_the_rules_say() -> None:
     (order, *_) = coordinator.open()
     expected = OrderMessage(
         b"run-name", 1, order.device, 2**40 + 7, 4, 1e-3, True, True, 2, True, 3, 0.5,
-        values_hash(coordinator.state.values), CatchUp(state=coordinator.state.values.tobytes()),
+        values_hash(coordinator.state.values), (),
     )  # fmt: skip
     assert order == expected
+    closed = play(coordinator)
+    coordinator.open()
+    coordinator.holds(0, 0)
+    assert coordinator.order(0) == expected._replace(
+        round=2, device=0, values_hash=values_hash(coordinator.state.values), updates=(closed.update,)
+    )

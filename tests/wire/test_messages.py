@@ -6,7 +6,6 @@ import struct
 import time
 import tracemalloc
 from array import array
-from dataclasses import astuple, replace
 from typing import Any
 
 import cbor2
@@ -14,8 +13,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreseed.wire import CatchUp, OrderMessage, Reply, Update, WireError, decode, encode, values_hash
-from foreseed.wire.messages import MAX_DIRECTIONS, VERSION, Message
+from foreseed.wire import (
+    ANY_NUMBER,
+    CHUNK,
+    NOTHING_HELD,
+    PROGRAM,
+    STATE,
+    Ack,
+    Announce,
+    Chunk,
+    Fetch,
+    Join,
+    Leave,
+    Message,
+    OrderMessage,
+    Presence,
+    Ready,
+    Reply,
+    Update,
+    Welcome,
+    WireError,
+    decode,
+    encode,
+    program_hash,
+    transfer_bytes,
+    values_hash,
+)
+from foreseed.wire.messages import MAX_DIRECTIONS, MAX_MESSAGE, VERSION
 
 words = st.integers(0, 2**32 - 1)
 eight = st.binary(min_size=8, max_size=8)
@@ -33,16 +57,34 @@ updates = st.builds(
     st.sampled_from([3, 7]).flatmap(lambda n: floats(n, n)),
     st.lists(st.tuples(words, floats(1)), max_size=4).map(tuple),
 )
-catch_ups = st.builds(CatchUp, floats(), st.lists(updates, max_size=3).map(tuple))
 orders = st.builds(
     OrderMessage, eight, words, words, st.integers(0, 2**64 - 1), st.integers(1, MAX_DIRECTIONS), numbers,
     st.booleans(), st.booleans(), st.integers(1, MAX_DIRECTIONS), st.booleans(), st.integers(1, 4096), numbers, eight,
-    catch_ups,
+    st.lists(updates, max_size=3).map(tuple),
 )  # fmt: skip
+counters = st.integers(0, 2**62)
+samples = st.integers(1, 2**31)
 replies = st.builds(
-    Reply, eight, words, words, st.integers(1, 2**31), floats(2), st.integers(0, 2**62), floats()
-)  # fmt: skip
-messages: st.SearchStrategy[Message] = orders | replies | updates
+    Reply, eight, words, words, samples, floats(2), counters, floats(), counters, counters, counters, counters
+)
+lines = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=300)
+parts = st.sampled_from([PROGRAM, STATE])
+device_numbers = st.integers(0, 2**32 - 2)
+short = [
+    st.builds(Announce, eight, eight, st.booleans()),
+    st.builds(Presence, st.binary(min_size=4, max_size=4), st.booleans()),
+    st.builds(Join, st.just(ANY_NUMBER) | device_numbers),
+    st.builds(
+        Welcome, eight, device_numbers, st.binary(min_size=16, max_size=16), st.integers(1, 2**32 - 1), words,
+        st.integers(0, 2),
+    ),
+    st.builds(Ready, eight, st.just(NOTHING_HELD) | words, samples),
+    st.builds(Fetch, eight, parts, words, words),
+    st.builds(Chunk, eight, parts, words, words, st.binary(min_size=1, max_size=100)),
+    st.builds(Ack, eight, words, lines),
+    st.builds(Leave, lines),
+]  # fmt: skip
+messages: st.SearchStrategy[Message] = st.one_of(orders, replies, updates, *short)
 
 
 def numbers_of(*xs: float) -> bytes:
@@ -50,19 +92,21 @@ def numbers_of(*xs: float) -> bytes:
 
 
 UPDATE = Update(7, numbers_of(0.01, 0.9, 0.0), ((3, numbers_of(1, 2)), (5, numbers_of(3, 4))))
-ORDER = OrderMessage(
-    b"run-name", 8, 3, 12345, 50, 1e-4, False, True, 2, False, 1, 0.01, b"hashhash", CatchUp(b"", (UPDATE,))
-)
-REPLY = Reply(b"run-name", 8, 3, 812, numbers_of(2.3, *range(50)), 41412)
+ORDER = OrderMessage(b"run-name", 8, 3, 12345, 50, 1e-4, False, True, 2, False, 1, 0.01, b"hashhash", (UPDATE,))
+REPLY = Reply(b"run-name", 8, 3, 812, numbers_of(2.3, *range(50)), 41412, b"", 950, 21_000, 70_000, 800_000)
+WELCOME = Welcome(b"run-name", 3, bytes(range(16)), 70_000, 0, 1)
+CHUNK_OF_STATE = Chunk(b"run-name", STATE, 7, CHUNK, b"bytes")
+ONE_OF_EACH: tuple[Message, ...] = (
+    ORDER, REPLY, UPDATE, Announce(b"run-name", b"an-epoch", False), Presence(b"inst", True), Join(ANY_NUMBER), WELCOME,
+    Ready(b"run-name", NOTHING_HELD, 812), Fetch(b"run-name", STATE, 7, CHUNK), CHUNK_OF_STATE,
+    Ack(b"run-name", 8, "duplicate"), Leave("the run is full"),
+)  # fmt: skip
+NUMBERS = {type(message): number for number, message in enumerate(ONE_OF_EACH, 1)}
 
 
 def fields(message: Message, **changes: Any) -> list[Any]:
     """The message as plain CBOR items, some fields replaced by anything at all."""
-    names = list(message.__dataclass_fields__)
-    items = [VERSION, {OrderMessage: 1, Reply: 2, Update: 3}[type(message)], *astuple(message)]
-    for name, value in changes.items():
-        items[2 + names.index(name)] = value
-    return items
+    return [VERSION, NUMBERS[type(message)], *(message._asdict() | changes).values()]
 
 
 def refused(data: bytes, match: str | None = None) -> None:
@@ -79,14 +123,20 @@ def test_every_message_comes_back_as_it_was(message: Message) -> None:
 
 
 def test_reply_of_50_directions_takes_at_most_260_bytes() -> None:
-    largest = Reply(b"\xff" * 8, 2**32 - 1, 2**32 - 2, 2**31, numbers_of(*[-1.5] * 51), 2**62)
-    assert len(encode(largest)) <= 260
-    assert len(encode(REPLY)) <= 240
+    largest = 2**32 - 1
+    reply = Reply(
+        b"\xff" * 8, largest, largest, 2**31, numbers_of(*[-1.5] * 51), largest, b"", largest, largest, largest, largest
+    )
+    assert decode(encode(reply)) == reply
+    assert len(encode(reply)) <= 260
+    assert len(encode(REPLY)) <= 250
 
 
 def test_layout_is_an_array_of_version_type_and_fields() -> None:
-    expected = [1, 2, b"run-name", 8, 3, 812, struct.pack("<51f", 2.3, *range(50)), 41412, b""]
+    losses = struct.pack("<51f", 2.3, *range(50))
+    expected = [1, 2, b"run-name", 8, 3, 812, losses, 41412, b"", 950, 21_000, 70_000, 800_000]
     assert cbor2.loads(encode(REPLY)) == expected
+    assert [cbor2.loads(encode(message))[:2] for message in ONE_OF_EACH] == [[1, number] for number in range(1, 13)]
 
 
 def test_losses_are_the_base_loss_and_then_the_differences() -> None:
@@ -99,6 +149,31 @@ def test_hash_tells_vectors_apart_and_is_the_same_for_any_buffer() -> None:
     assert values_hash(values) == values_hash(values.tobytes()) == values_hash(memoryview(values))
     assert len(values_hash(values)) == 8
     assert values_hash(values) != values_hash(array("f", [1.0, 2.0, 0.0]))
+    assert len(program_hash(b"program")) == 16
+    assert program_hash(b"program") == program_hash(bytearray(b"program")) != program_hash(b"programs")
+
+
+@pytest.mark.parametrize("total", [1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 7])
+def test_transfer_bytes_are_those_of_the_messages_that_it_takes(total: int) -> None:
+    up = down = 0
+    for offset in range(0, total, CHUNK):
+        up += len(encode(Fetch(b"run-name", STATE, 300, offset)))
+        down += len(encode(Chunk(b"run-name", STATE, 300, offset, bytes(CHUNK)[: total - offset])))
+    assert transfer_bytes(STATE, 300, total) == (up, down)
+
+
+def test_only_the_types_that_a_side_expects_are_taken() -> None:
+    assert decode(encode(REPLY), Join, Reply) == REPLY
+    with pytest.raises(WireError, match="OrderMessage from a side that does not send it"):
+        decode(encode(ORDER), Join, Reply)
+
+
+def test_a_message_longer_than_the_limit_is_refused_unread() -> None:
+    data = encode(REPLY)
+    assert decode(data, limit=len(data)) == REPLY
+    with pytest.raises(WireError, match=f"a message of {len(data)} bytes, the most is {len(data) - 1}"):
+        decode(data, limit=len(data) - 1)
+    refused(bytes(MAX_MESSAGE + 1), f"the most is {MAX_MESSAGE}")
 
 
 # --- what is not ---
@@ -137,51 +212,74 @@ NAN, INF = numbers_of(1, float("nan")), numbers_of(float("inf"), 1)
         (ORDER, {"spread": 0}, "0 is not an integer from 1"),
         (ORDER, {"local_steps": 4097}, "4097 is not an integer from 1 to 4096"),
         (ORDER, {"values_hash": b""}, "8 to 8 bytes"),
-        (ORDER, {"catch_up": []}, "not enough values"),
-        (ORDER, {"catch_up": None}, "cannot unpack"),
-        (ORDER, {"catch_up": [b"123", []]}, "3 bytes are not float32"),
-        (ORDER, {"catch_up": [NAN, []]}, "not finite"),
-        (ORDER, {"catch_up": [b"", [[1, 2]]]}, "2 fields, expected 3"),
-        (ORDER, {"catch_up": [b"", 7]}, "not iterable"),
-        (ORDER, {"catch_up": {b"": 0, (): 1}}, "encoding"),
-        (ORDER, {"catch_up": [b"", ""]}, "encoding"),
+        (ORDER, {"updates": None}, "None is not an array"),
+        (ORDER, {"updates": 7}, "7 is not an array"),
+        (ORDER, {"updates": ""}, "is not an array"),
+        (ORDER, {"updates": {}}, "is not an array"),
+        (ORDER, {"updates": [7]}, "7 is not an array"),
+        (ORDER, {"updates": [[1, 2]]}, "2 fields, expected 3"),
+        (ORDER, {"updates": [[1, NAN + bytes(4), []]]}, "not finite"),
         (UPDATE, {"step": numbers_of(1, 2, 3, 4)}, "step of 4 constants"),
         (UPDATE, {"step": numbers_of(1, 2)}, "12 to 28 bytes"),
         (UPDATE, {"parts": [[1, b""]]}, "4 to"),
         (UPDATE, {"parts": [[1, INF]]}, "not finite"),
-        (UPDATE, {"parts": [[1]]}, "not enough values"),
+        (UPDATE, {"parts": [[1]]}, "1 fields, expected 2"),
+        (UPDATE, {"parts": [b"12"]}, "is not an array"),
         (UPDATE, {"parts": [[-1, numbers_of(1)]]}, "-1 is not an integer"),
-        (UPDATE, {"parts": {}}, "encoding"),
+        (UPDATE, {"parts": {}}, "is not an array"),
+        (REPLY, {"compute_ms": -1}, "-1 is not an integer"),
+        (REPLY, {"received": 2**62 + 1}, "is not an integer from 0 to"),
+        (Announce(b"run-name", b"an-epoch", False), {"epoch": b"short"}, "8 to 8 bytes"),
+        (Announce(b"run-name", b"an-epoch", False), {"finished": 0}, "0 is neither true nor false"),
+        (Presence(b"inst", True), {"instance": b"instance"}, "4 to 4 bytes"),
+        (Presence(b"inst", True), {"here": None}, "None is neither"),
+        (Join(0), {"wanted": -2}, "-2 is not an integer from -1"),
+        (Join(0), {"wanted": 2**32 - 1}, "is not an integer from -1 to 4294967294"),
+        (WELCOME, {"device": 2**32 - 1}, "is not an integer from 0 to 4294967294"),
+        (WELCOME, {"program_hash": b"hashhash"}, "16 to 16 bytes"),
+        (WELCOME, {"program_bytes": 0}, "0 is not an integer from 1"),
+        (WELCOME, {"vectors": 3}, "3 is not an integer from 0 to 2"),
+        (Ready(b"run-name", 0, 1), {"held": -2}, "-2 is not an integer from -1"),
+        (Ready(b"run-name", 0, 1), {"samples": 0}, "0 is not an integer from 1"),
+        (Fetch(b"run-name", STATE, 7, 0), {"what": 2}, "2 is not an integer from 0 to 1"),
+        (Fetch(b"run-name", STATE, 7, 0), {"offset": -1}, "-1 is not an integer"),
+        (CHUNK_OF_STATE, {"data": b""}, "1 to 16384 bytes"),
+        (CHUNK_OF_STATE, {"data": bytes(CHUNK + 1)}, "1 to 16384 bytes"),
+        (Ack(b"run-name", 8, ""), {"refused": None}, "None is not a line"),
+        (Ack(b"run-name", 8, ""), {"refused": "two\nlines"}, "is not a line of at most 300"),
+        (Leave(""), {"reason": "x" * 301}, "is not a line of at most 300"),
+        (Leave(""), {"reason": b"bytes"}, "is not a line"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(message: Message, changes: dict[str, Any], match: str) -> None:
     refused(cbor2.dumps(fields(message, **changes)), match)
 
 
-@pytest.mark.parametrize("message", [ORDER, REPLY, UPDATE])
+@pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda message: type(message).__name__)
 def test_a_message_of_the_wrong_shape_is_refused(message: Message) -> None:
     whole = fields(message)
     refused(cbor2.dumps(whole[:-1]), "fields, expected")
     refused(cbor2.dumps([*whole, 0]), "fields, expected")
     refused(cbor2.dumps([2, *whole[1:]]), "version 2, this foreseed speaks 1")
-    refused(cbor2.dumps([VERSION, 9, *whole[2:]]), "type 9, expected one of")
+    refused(cbor2.dumps([VERSION, 13, *whole[2:]]), "type 13, expected one of")
     refused(cbor2.dumps([VERSION, [], *whole[2:]]), r"type \[\], expected one of")
     refused(cbor2.dumps([VERSION]), "a message is an array")
     refused(cbor2.dumps(dict(enumerate(whole))), "a message is an array")
     refused(b"", "not CBOR")
 
 
-@pytest.mark.parametrize("message", [ORDER, REPLY, UPDATE])
+@pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda message: type(message).__name__)
 def test_a_message_has_exactly_one_encoding(message: Message) -> None:
     data, whole = encode(message), fields(message)
     refused(data + b"\0", "encoding")
     refused(cbor2.dumps([True, *whole[1:]]), "encoding")
-    refused(cbor2.dumps([VERSION, float(whole[1]), *whole[2:]]), "encoding")
+    refused(cbor2.dumps([float(VERSION), *whole[1:]]), "encoding")
+    refused(cbor2.dumps([VERSION, float(whole[1]), *whole[2:]]), r"type \d+\.0, expected one of")
     refused(b"\x98" + bytes([len(whole)]) + data[1:], "encoding")  # a length in two bytes that needs one
     refused(cbor2.dumps(whole, indefinite_containers=True), "not CBOR of ours")
 
 
-@pytest.mark.parametrize("message", [ORDER, REPLY, UPDATE])
+@pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda message: type(message).__name__)
 def test_a_message_cut_short_anywhere_is_refused(message: Message) -> None:
     data = encode(message)
     for end in range(len(data)):
@@ -274,5 +372,5 @@ def test_messages_one_after_the_other_are_not_a_message(first: Message, second: 
 
 
 def test_a_message_that_was_decoded_can_be_changed_and_sent_on() -> None:
-    later = replace(REPLY, round=9)
+    later = REPLY._replace(round=9)
     assert decode(encode(later)) == later != REPLY

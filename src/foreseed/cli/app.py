@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from foreseed import __version__
-from foreseed.cli import bench, data, experiment
+from foreseed.cli import bench, data, experiment, serve
 from foreseed.cli.doctor import doctor
+from foreseed.cli.fleet import fleet_app
 from foreseed.engine.errors import ForeseedError
 
 app = typer.Typer(
@@ -24,8 +25,11 @@ app.command()(experiment.run)
 app.command()(experiment.compare)
 app.command()(experiment.prune)
 app.command()(experiment.report)
+app.command()(serve.serve)
+app.command("testbed")(serve.run_testbed)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
+app.add_typer(fleet_app, name="fleet")
 app.command()(doctor)
 
 # typer names only this kind of what it raises for a wrong option or command; all the others have the same base.

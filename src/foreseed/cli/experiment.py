@@ -25,6 +25,9 @@ def run(
     words: Words = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped or killed.")] = False,
+    like: Annotated[
+        Path | None, typer.Option(help="A served run's folder: ask the devices that answered there, round by round.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -32,10 +35,10 @@ def run(
 
     Example: foreseed run experiments/demo.toml train.k=100 --out runs/k100
     """
-    config = _config(words or [])
+    config = config_of(words or [])
     folder = out or Path("runs") / config.run_name
-    summary = _one(config, folder, resume, quiet or as_json)
-    _finish([folder], folder, as_json, summary)
+    summary = _one(config, folder, resume, quiet or as_json, like)
+    finish([folder], folder, as_json, summary)
 
 
 def compare(
@@ -60,7 +63,7 @@ def compare(
         folders.append(folder / arm.run_name)
         going_on = resume and (folders[-1] / "config.toml").exists()
         summaries.append(_one(arm, folders[-1], going_on, quiet or as_json))
-    _finish(folders, folder, as_json, summaries)
+    finish(folders, folder, as_json, summaries)
 
 
 def report(
@@ -72,7 +75,7 @@ def report(
 
     Example: foreseed report runs/ntk-baffle runs/baffle --out runs/both
     """
-    _finish(runs, out or runs[0], as_json, None)
+    finish(runs, out or runs[0], as_json, None)
 
 
 def prune(
@@ -87,7 +90,7 @@ def prune(
     from foreseed.prune import save_mask
     from foreseed.simulate import make_world
 
-    config = _config(words or [])
+    config = config_of(words or [])
     if out.exists():
         raise ConfigError(f"{out} exists; choose another --out")
     world = make_world(config)
@@ -102,15 +105,20 @@ def prune(
     console.print(f"mask: {out}")
 
 
-def _one(config: Config, folder: Path, resume: bool, quiet: bool) -> dict[str, Any]:
+def _one(config: Config, folder: Path, resume: bool, quiet: bool, like: Path | None = None) -> dict[str, Any]:
     from foreseed.cli.progress import Watcher
+    from foreseed.simulate import Fleet, participants
     from foreseed.simulate import run as run_experiment
 
+    taken = None if like is None else participants(like, config.rounds)
     with Watcher(Console(stderr=True), quiet) as watch:
-        return run_experiment(config, folder, resume=resume, watch=watch)
+        return run_experiment(
+            config, folder, resume=resume, watch=watch, devices=lambda world: Fleet(world, taken)
+        )  # fmt: skip
 
 
-def _finish(runs: list[Path], folder: Path, as_json: bool, result: Any) -> None:
+def finish(runs: list[Path], folder: Path, as_json: bool, result: Any) -> None:
+    """Write the report, and say how the runs ended."""
     from foreseed.report import console_table, write_report
 
     page = write_report(runs, folder)
@@ -122,21 +130,22 @@ def _finish(runs: list[Path], folder: Path, as_json: bool, result: Any) -> None:
     console.print(f"report: {page}", soft_wrap=True)
 
 
-def _split(words: list[str]) -> tuple[list[Path], list[str]]:
+def split_words(words: list[str]) -> tuple[list[Path], list[str]]:
     """Experiment files and overrides."""
     files = [Path(word) for word in words if "=" not in word]
     return files, [word for word in words if "=" in word]
 
 
-def _config(words: list[str]) -> Config:
-    files, overrides = _split(words)
+def config_of(words: list[str]) -> Config:
+    """The one experiment that a command line gives."""
+    files, overrides = split_words(words)
     if len(files) > 1:
         raise ConfigError(f"{len(files)} files given ({', '.join(map(str, files))}); expected one, or use compare")
     return load(files[0] if files else None, overrides)
 
 
 def _arms(words: list[str], methods: str, seeds: str) -> list[Config]:
-    files, overrides = _split(words)
+    files, overrides = split_words(words)
     if methods and len(files) > 1:
         raise ConfigError("--methods takes one experiment file that all arms share; or give a file for each arm")
     if methods:

@@ -7,7 +7,6 @@ made, and `world.values` are W0 * m. This file is the second half, BP-free train
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import cbor2
 import numpy as np
 import numpy.typing as npt
 
+from foreseed.config import fingerprint
 from foreseed.meter import dense_forward_flops, forward_flops
 from foreseed.server import Closed, Coordinator, Optimiser, Rules
 from foreseed.server.coordinator import State as ServerState
@@ -89,13 +89,16 @@ def restore(world: World, saved: dict[str, Any]) -> State:
     return State(state.coordinator, saved.get("ema"))
 
 
+def run_id(config: Config) -> bytes:
+    """The run's name in messages: from the config, so that a resumed run is the same run."""
+    return bytes.fromhex(fingerprint(config))[:8]
+
+
 def _rules(config: Config) -> Rules:
     t = config.train
-    # The run's name in messages: from the config, so that a resumed run is the same run.
-    name = hashlib.sha256(f"{config.run_name}/{config.seed}".encode()).digest()[:8]
     return Rules(
-        name, config.seed, config.data.devices, config.data.per_round, t.k, t.sigma, t.direction, t.seeds, t.spread,
-        t.difference == "central", t.local_steps, t.local_lr, t.clip, t.robust, t.trim,
+        run_id(config), config.seed, config.data.devices, config.data.per_round, t.k, t.sigma, t.direction, t.seeds,
+        t.spread, t.difference == "central", t.local_steps, t.local_lr, t.clip, t.robust, t.trim,
         config.fleet.replay_numbers,
     )  # fmt: skip
 

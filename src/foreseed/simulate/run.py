@@ -95,6 +95,18 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
+def participants(folder: Path, rounds: int) -> list[list[int]]:
+    """The devices that answered in each round of a run."""
+    metrics = folder / "metrics.jsonl"
+    try:
+        taken = [json.loads(line)["participants"] for line in metrics.read_bytes().splitlines()]
+    except (OSError, ValueError, KeyError):
+        raise RunError(f"{folder}: expected the folder of a BP-free run, with its metrics.jsonl") from None
+    if len(taken) < rounds:
+        raise RunError(f"{folder}: that run has {len(taken)} rounds, this one {rounds}; set rounds={len(taken)}")
+    return taken
+
+
 def _train(
     world: World,
     fleet: Fleet,

@@ -1,0 +1,60 @@
+"""`foreseed fleet`: what a real fleet needs before it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from foreseed.engine.errors import ForeseedError
+
+fleet_app = typer.Typer(no_args_is_help=True, help="A real fleet over MQTT: make its keys.")
+
+_MOST = 100_000
+
+
+@fleet_app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of keys; one that exists is added to.")],
+    device: Annotated[list[str] | None, typer.Option(help="A device's name; repeat it for more.")] = None,
+    count: Annotated[int | None, typer.Option(help="Make N devices: device-0 to device-(N-1).", metavar="N")] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address of the broker; repeat it for more. This machine alone if not given."),
+    ] = None,
+    days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
+) -> None:
+    """Make a CA, a certificate and a password for the server and every device, and the broker's configuration.
+
+    Example: foreseed fleet keys keys --count 10 --host broker.example.org
+    """
+    from foreseed.serve.keys import make_keys
+
+    if count is not None and not 1 <= count <= _MOST:
+        raise ForeseedError(f"--count {count}: expected 1 to {_MOST} devices")
+    names = [*(device or []), *(f"device-{number}" for number in range(count or 0))]
+    done = make_keys(folder, names, host, days)
+    print(f"{folder}: the broker's certificate is for {', '.join(done.hosts)}")
+    for what, which in (("made", done.made), ("left alone, they have their keys", done.kept)):
+        if which:
+            print(f"{what}: {_listed(which)}")
+    _print_next(folder, names[0] if names else "NAME", done.hosts[0])
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names if len(names) <= 8 else (*names[:3], f"... {len(names) - 4} more ...", names[-1]))
+
+
+def _print_next(folder: Path, name: str, host: str) -> None:
+    broker = f"mqtts://[{host}]" if ":" in host else f"mqtts://{host}"
+
+    def as_name(who: str) -> str:
+        files = {"ca": "ca.crt", "cert": f"{who}.crt", "key": f"{who}.key"}
+        return " ".join(f"--{option} {quote(str(folder / file))}" for option, file in files.items())
+
+    print("next (a broker that is running takes up what is new when it gets SIGHUP):")
+    print(f"  mosquitto -c {quote(str(folder / 'mosquitto.conf'))}")
+    print(f"  foreseed serve EXPERIMENT.toml --broker {broker} {as_name('server')}")
+    print(f"  foreseed-device --broker {broker} --name {name} --shard FILE {as_name(name)}")

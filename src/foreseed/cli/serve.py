@@ -1,0 +1,104 @@
+"""`foreseed serve` and `testbed`: parse, call, print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from foreseed.cli.experiment import Json, Out, Quiet, Words, config_of, finish, split_words
+
+if TYPE_CHECKING:
+    from foreseed.device.link import Broker
+
+_EMBEDDED = "embedded"
+
+
+def serve(
+    words: Words = None,
+    broker: Annotated[
+        str, typer.Option(help="mqtts://host[:8883], mqtt://localhost[:1883], or embedded[:port] for a trial.")
+    ] = _EMBEDDED,
+    ca: Annotated[str, typer.Option(help="File of the authority that signed the broker's certificate.")] = "",
+    cert: Annotated[str, typer.Option(help="File of the server's own certificate.")] = "",
+    key: Annotated[str, typer.Option(help="File of its key.")] = "",
+    user: Annotated[str, typer.Option(help="User name at the broker, instead of a certificate.")] = "",
+    password_file: Annotated[str, typer.Option(help="File with the password.")] = "",
+    insecure: Annotated[bool, typer.Option(help="Allow plain text to a broker on another machine.")] = False,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped or killed.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run one experiment on a fleet of real devices, each of them a foreseed-device.
+
+    Example: foreseed serve experiments/demo.toml --broker mqtts://broker.lan --ca ca.crt --cert server.crt
+    --key server.key
+    """
+    from foreseed.cli.progress import Watcher
+    from foreseed.device.link import broker as broker_at
+    from foreseed.serve.served import ServedFleet, check
+    from foreseed.simulate import run
+
+    config = config_of(words or [])
+    check(config)
+    folder = out or Path("runs") / config.run_name
+    console = Console(stderr=True)
+    secrets = {"ca": ca, "cert": cert, "key": key, "user": user, "password_file": password_file}
+    with _embedded(broker) as url:
+        at: Broker = broker_at(url, **secrets, insecure=insecure)
+        console.print(f"serving {config.run_name} at {at}", soft_wrap=True)
+        with Watcher(console, quiet or as_json) as watch:
+            summary = run(
+                config, folder, resume=resume, watch=watch,
+                devices=lambda world: ServedFleet(world, folder, at, lambda line: console.print(line, soft_wrap=True)),
+            )  # fmt: skip
+    finish([folder], folder, as_json, summary)
+
+
+def run_testbed(
+    words: Words = None,
+    out: Out = None,
+    limit: Annotated[
+        int, typer.Option(min=16, help="Megabytes of address space (RLIMIT_AS) that a device process may have.")
+    ] = 64,
+    embedded: Annotated[bool, typer.Option(help="Use the built-in broker even if there is a mosquitto.")] = False,
+    baffle: Annotated[bool, typer.Option(help="Run plain BAFFLE beside it.")] = True,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The paper's test-bed on this machine: a broker, a server and ten device processes with little memory.
+
+    Example: foreseed testbed rounds=50 --out runs/testbed
+    """
+    from foreseed.cli.devices import DeviceTable
+    from foreseed.serve.testbed import Testbed, arms
+
+    files, overrides = split_words(words or [])
+    folder = out or Path("runs") / "testbed"
+    summaries, folders = [], []
+    with Testbed(folder, embedded=embedded, limit=limit * 10**6) as bed:
+        for arm in arms(files[0] if files else None, overrides, baffle):
+            folders.append(folder / arm.run_name)
+            with DeviceTable(Console(stderr=True), arm, quiet or as_json) as table:
+                summaries.append(bed.run(arm, table))
+    finish(folders, folder, as_json, summaries)
+
+
+@contextmanager
+def _embedded(broker: str) -> Iterator[str]:
+    """The broker's URL; an embedded one runs as long as it is used."""
+    name, _, port = broker.partition(":")
+    if name != _EMBEDDED:
+        yield broker
+        return
+    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise typer.BadParameter(f"--broker {broker}: expected embedded or embedded:PORT")
+    from foreseed.serve.embedded import EmbeddedBroker
+
+    with EmbeddedBroker(int(port or 1883)) as embedded:
+        yield embedded.url

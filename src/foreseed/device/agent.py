@@ -1,0 +1,269 @@
+"""`foreseed-device`: a device in a real fleet. Standard library, engine, wire, paho-mqtt and cbor2 only.
+
+The link's thread puts what happens into a queue; everything else is done here, in the main thread. All that has
+happened is taken before an order is followed, so an order that another one has replaced costs no work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from queue import Empty, SimpleQueue
+
+from foreseed import __version__
+from foreseed.device import state
+from foreseed.device.link import Link, LinkError, broker
+from foreseed.device.member import Member
+from foreseed.engine.errors import ForeseedError
+from foreseed.wire import ANY_NUMBER, NOTHING_HELD, Presence, Ready, Reply, encode, topics
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+    from foreseed.wire import Message, Welcome
+
+_MISTAKE = 2
+_TICK = 1.0
+"""Seconds between two looks at what waits for an answer."""
+_CONNECTED, _STOP = "connected", "stop"
+_EXAMPLE = """\
+example: one of the devices that `foreseed fleet keys` made credentials for
+  foreseed-device --broker mqtts://broker.example:8883 --name kitchen --shard kitchen.bin \\
+      --ca ca.crt --cert kitchen.crt --key kitchen.key --memory-budget 512K
+"""
+
+
+class AgentError(ForeseedError):
+    """A device that cannot be started as asked, or that the server sent away."""
+
+
+class Agent:
+    """A device's process, from its start to its end."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        _check(options)
+        instance = os.urandom(4)
+        self._options, self._instance = options, instance
+        self._up, self._here = topics.up(options.name, instance.hex()), topics.here(options.name)
+        self._events: SimpleQueue[bytes | str | LinkError] = SimpleQueue()
+        self._link = Link(
+            broker(
+                options.broker, ca=options.ca, cert=options.cert, key=options.key, user=options.user,
+                password_file=options.password_file, insecure=options.insecure,
+            ),
+            f"{options.name}-{instance.hex()}",
+            [topics.ALL, topics.down(options.name, instance.hex())],
+            received=lambda topic, payload: self._events.put(payload),
+            connected=lambda: self._events.put(_CONNECTED),
+            gave_up=self._events.put,
+            say=_say,
+            will=(self._here, encode(Presence(instance, False))),
+        )  # fmt: skip
+        kept = state.load(options.state, _say)
+        self._saved = None if kept is None else (kept.run, kept.program_hash, kept.round)
+        self._unsaved = 0
+        """Rounds answered since then."""
+        self._told: Welcome | None = None
+        self._member = Member(
+            options.shard, wanted=options.number, memory_budget=options.memory_budget, kept=kept, say=_say,
+            costs=lambda: (_peak_kib(), *self._link.counts),
+        )  # fmt: skip
+
+    def run(self) -> None:
+        """Take part until stopped, or until the run is finished if that was asked for."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._events.put(_STOP))
+        self._link.start()
+        try:
+            while self._take_events() and not (self._options.once and self._member.finished):
+                self._work()
+                self._send(self._member.tick(time.monotonic()))
+        finally:
+            if self._member.held != NOTHING_HELD:
+                self._save()
+            self._link.stop((self._here, encode(Presence(self._instance, False)), True))
+
+    def _take_events(self) -> bool:
+        """Take all that has happened, and wait a while if nothing has; returns whether to go on."""
+        try:
+            event = self._events.get(timeout=_TICK)
+            while event != _STOP:
+                self._take(event)
+                event = self._events.get_nowait()
+        except Empty:
+            return True
+        return False
+
+    def _take(self, event: bytes | str | LinkError) -> None:
+        if isinstance(event, LinkError):
+            raise event
+        if isinstance(event, str):
+            self._say_here()
+            self._send(self._member.connected())
+            return
+        member = self._member
+        before = member.epoch, member.finished, member.last_ack
+        messages = member.receive(event)
+        if member.left is not None:
+            raise AgentError(f"the server sent this device away: {member.left}")
+        if member.epoch != before[0]:
+            self._say_here()
+        self._send(messages)
+        if member.finished and not before[1]:
+            self._tell("the run is finished")
+        if member.last_ack is not None and member.last_ack is not before[2] and member.last_ack.refused:
+            self._tell(f"round {member.last_ack.round}: the answer does not count: {member.last_ack.refused}")
+        if any(isinstance(message, Ready) for message in messages):
+            self._is_ready()
+
+    def _is_ready(self) -> None:
+        member, saved = self._member, self._saved
+        assert member.welcome is not None
+        assert member.engine is not None
+        if saved is None or saved[:2] != (member.welcome.run, member.welcome.program_hash):
+            self._save()
+        if member.welcome == self._told:
+            return
+        self._told = member.welcome
+        self._tell(
+            f"run {member.welcome.run.hex()}: ready as device {member.welcome.device}, "
+            f"{member.engine.planned_bytes} bytes planned for {member.engine.batch} images at once"
+        )
+
+    def _work(self) -> None:
+        messages = self._member.work()
+        self._send(messages)
+        for message in messages:
+            if isinstance(message, Reply):
+                size = len(encode(message))
+                self._tell(f"round {message.round}: answered in {message.compute_ms} ms, {size} bytes")
+                self._unsaved += 1
+        if self._unsaved >= self._options.save_every:
+            self._save()
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._link.publish(self._up, encode(message))
+
+    def _say_here(self) -> None:
+        self._link.publish(self._here, encode(Presence(self._instance, True)), retain=True)
+
+    def _save(self) -> None:
+        held = self._member.state
+        now = None if held is None else (held.run, held.program_hash, held.round)
+        if held is None or now == self._saved:
+            return
+        try:
+            state.save(self._options.state, held)
+        except OSError as error:
+            _say(f"{self._options.state}: cannot save the state ({error.strerror}); going on without")
+        self._saved, self._unsaved = now, 0
+
+    def _tell(self, line: str) -> None:
+        if not self._options.quiet:
+            _say(line)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `foreseed-device`; returns 0, or 2 after one line on standard error."""
+    try:
+        Agent(_parser().parse_args(arguments)).run()
+    except ForeseedError as error:
+        print(f"foreseed-device: {error}", file=sys.stderr)
+        return _MISTAKE
+    except MemoryError:
+        print("foreseed-device: out of memory; give a --memory-budget that is there, or more memory", file=sys.stderr)
+        return _MISTAKE
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise AgentError(f"{message} (see foreseed-device --help)")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        "foreseed-device",
+        description="Take part in a run of a foreseed server, with this device's own images.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--broker", required=True, metavar="URL", help="mqtts://host[:8883], or mqtt://host[:1883] without TLS")
+    add("--name", required=True, help="this device's name, which the broker knows it by")
+    add("--shard", required=True, metavar="FILE", help="its images, as `foreseed data` writes them")
+    add("--number", type=_number, default=ANY_NUMBER, metavar="N", help="its number in the run; any, if not given")
+    add("--state", metavar="FILE", help="what it keeps over a restart; NAME.state here, if not given")
+    add("--save-every", type=_positive, default=10, metavar="N", help="save that after N answers (10), to spare flash")
+    add("--memory-budget", type=_bytes, metavar="BYTES", help="such as 512K or 2M; the interpreter comes on top")
+    add("--ca", default="", metavar="FILE", help="the authority behind the broker's certificate; the system's, if none")
+    add("--cert", default="", metavar="FILE", help="this device's certificate")
+    add("--key", default="", metavar="FILE", help="the key of that certificate")
+    add("--user", default="", help="a user name instead of a certificate")
+    add("--password-file", default="", metavar="FILE", help="the password of that user")
+    add("--insecure", action="store_true", help="allow mqtt://, all in plain text, to another host")
+    add("--once", action="store_true", help="end when the run is finished; otherwise wait for the next")
+    add("--quiet", action="store_true", help="say nothing of rounds that go well")
+    add("--version", action="version", version=f"foreseed {__version__}")
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Find mistakes before anybody is bothered with them."""
+    if not topics.is_name(options.name):
+        raise AgentError(
+            f"--name {options.name!r}: expected 1 to 64 letters, digits, dots, dashes and underscores, and a letter or "
+            "digit first"
+        )
+    try:
+        with open(options.shard, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise AgentError(f"{options.shard}: cannot read the shard ({error.strerror}); check --shard") from None
+    options.state = options.state or f"{options.name}.state"
+    folder = os.path.dirname(options.state) or "."
+    if not os.path.isdir(folder):
+        raise AgentError(f"{options.state}: {folder} is no folder; make it, or check --state")
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 0xFFFFFFFF:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number from 0 on")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number from 1 on")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    digits, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in ("K", "M") else (text, "")
+    if not digits.isdecimal() or not int(digits):
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected bytes such as 65536, 64K or 2M")
+    return int(digits) * {"": 1, "K": 1 << 10, "M": 1 << 20}[unit]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _peak_kib() -> int:
+    """The most memory that this process has held; 0 where the system does not say."""
+    try:
+        with open("/proc/self/status", "rb") as status:
+            return next((int(line.split()[1]) for line in status if line.startswith(b"VmHWM:")), 0)
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,404 @@
+"""The link to an MQTT broker, for devices and the server: it keeps itself up. A device loads this module.
+
+MQTT 3.1.1, every message with QoS 1, clean sessions: a connection knows nothing of the one before it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import sys
+import threading
+import time
+
+from foreseed.engine.errors import ForeseedError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from paho.mqtt.client import Client, MQTTMessage, MQTTMessageInfo
+
+
+class LinkError(ForeseedError):
+    """A broker that cannot be used as asked: a wrong address, unreadable credentials, or a refusal."""
+
+
+def _paho() -> ModuleType:
+    """The MQTT client without what it loads for proxies, web sockets, logs and the like: a device is 4 MB smaller.
+
+    Nothing here uses those, and paho looks for proxies only if it finds `socks`. Modules that are loaded already cost
+    nothing and stay; whoever imports one of the others later gets the real one.
+    """
+    names = ("logging", "urllib.parse", "urllib.request", "uuid")
+    left_out: dict[str, Any] = {name: type(sys)(name) for name in names if name not in sys.modules}
+    if "logging" in left_out:
+        vars(left_out["logging"]).update(DEBUG=10, INFO=20, WARNING=30, ERROR=40)  # paho makes a table of them
+    left_out |= {"socks": None, "dns": None}  # as if they were not installed
+    before = {name: sys.modules[name] for name in left_out if name in sys.modules}
+    sys.modules.update(left_out)
+    try:
+        import paho.mqtt.client
+    finally:
+        for name in left_out:
+            del sys.modules[name]
+        sys.modules.update(before)
+    return paho.mqtt.client
+
+
+_mqtt = _paho()
+_PORTS = {"mqtts": 8883, "mqtt": 1883}
+_PUNCTUATION = str.maketrans("", "", "-._")
+_KEEP_ALIVE = 30
+"""Seconds without a word after which the two ends ask each other; a dead device's will comes after 1.5 times that."""
+_CONNECT = 10.0
+_LAST_WORDS = 5.0
+"""Seconds that a stop waits for the acknowledgement of the last messages, and for the thread."""
+_FIRST_DELAY, _LONGEST_DELAY = 0.2, 60.0
+_STEADY = 1.0
+"""Seconds that a connection has to last for the next one to be tried as soon as after a first failure."""
+_STACK = 256 << 10
+_CLOSE_WAIT = 8
+_REFUSED = (134, 135)
+"""Wrong user name or password, not authorised: the broker will say the same the next time."""
+_CERTIFICATE = {
+    9: "its certificate is not valid yet; set this machine's clock",
+    10: "its certificate has expired; renew it, or set this machine's clock",
+    62: "its certificate is for another host; use a host name that stands in it, or make one for this name",
+}
+_CERTIFICATE[64] = _CERTIFICATE[62]
+_CERTIFICATE |= dict.fromkeys((2, 18, 19, 20, 21), "its certificate is of an authority unknown here; give its --ca")
+
+
+class Broker:
+    """Where a broker is, and how to show who one is."""
+
+    __slots__ = ("host", "password", "port", "tls", "user")
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, user: str, password: str) -> None:
+        self.host, self.port, self.tls, self.user, self.password = host, port, tls, user, password
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
+
+
+def broker(
+    url: str,
+    *,
+    ca: str = "",
+    cert: str = "",
+    key: str = "",
+    user: str = "",
+    password_file: str = "",
+    insecure: bool = False,
+) -> Broker:
+    """The broker at a URL such as mqtts://host:8883, with all checked that can be checked before connecting.
+
+    `ca` is the file of the only authority to trust (the system's are taken without it, at the cost of some memory),
+    `cert` and `key` show who one is, or `user` and `password_file`. `insecure` allows mqtt://, which is without
+    encryption, to a host other than this one.
+    """
+    host, port, tls = _address(url)
+    if not tls and not insecure and not _is_loopback(host):
+        raise LinkError(f"{url}: mqtt:// sends everything in plain text; use mqtts://, or ask for it with --insecure")
+    if not tls and (ca or cert or key):
+        raise LinkError(f"{url}: mqtt:// has no use for {ca or cert or key}; use mqtts://, or leave certificates out")
+    if bool(user) != bool(password_file):
+        raise LinkError(f"a {'user name' if user else 'password file'} alone; give both --user and --password-file")
+    password = _password(password_file) if password_file else ""
+    return Broker(host, port, _context(ca, cert, key) if tls else None, user, password)
+
+
+def _address(url: str) -> tuple[str, int, bool]:
+    if "@" in url:
+        # The URL is not shown: this message may land in a log.
+        raise LinkError("the broker's URL holds a name or password, for all to see; use --user and --password-file")
+    scheme, _, rest = url.partition("://")
+    place = rest.removesuffix("/")
+    host, colon, port = place.rpartition(":") if ":" in place and not place.endswith("]") else (place, "", "")
+    bracketed = host.startswith("[")
+    host = host[1:-1] if bracketed else host
+    named = _packed(socket.AF_INET6, host) if bracketed else host.isascii() and host.translate(_PUNCTUATION).isalnum()
+    number = int(port) if port.isdecimal() else 0 if colon else _PORTS.get(scheme, 0)
+    if scheme not in _PORTS or not named or not 0 < number < 65536:
+        raise LinkError(f"broker {url!r}: expected mqtts://host or mqtts://host:port, or mqtt:// for plain text")
+    return host, number, scheme == "mqtts"
+
+
+def _is_loopback(host: str) -> bool:
+    ipv4, ipv6 = _packed(socket.AF_INET, host), _packed(socket.AF_INET6, host)
+    return host == "localhost" or ipv4.startswith(b"\x7f") or ipv6 == bytes(15) + b"\x01"
+
+
+def _packed(family: int, host: str) -> bytes:
+    try:
+        return socket.inet_pton(family, host)
+    except OSError:
+        return b""
+
+
+def _password(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            password = file.read(65536).rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise LinkError(f"{path}: cannot read the password ({why}); check --password-file") from None
+    if not password or "\n" in password or len(password.encode()) > 65535:
+        raise LinkError(f"{path}: expected a password and nothing else, on one line; check --password-file")
+    return password
+
+
+def _context(ca: str, cert: str, key: str) -> _Context:
+    if bool(cert) != bool(key):
+        raise LinkError(f"{cert or key}: a certificate takes its key, and a key its certificate; give --cert and --key")
+    context = _Context(ssl.PROTOCOL_TLS_CLIENT)  # which checks certificate and host name
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for path in filter(None, (ca, cert, key)):
+        try:
+            with open(path, "rb") as file:
+                file.read(1)
+        except OSError as error:
+            raise LinkError(f"{path}: cannot read it ({error.strerror}); check --ca, --cert and --key") from None
+    try:
+        if ca:
+            context.load_verify_locations(ca)
+        else:
+            context.load_default_certs()
+    except ssl.SSLError:
+        raise LinkError(f"{ca}: no certificate in PEM format; check --ca") from None
+    try:
+        if cert:
+            # An empty password, since OpenSSL would ask on the terminal for that of an encrypted key.
+            context.load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, ValueError):
+        raise LinkError(f"{cert}, {key}: no certificate and its unencrypted key, in PEM format") from None
+    return context
+
+
+class _Context(ssl.SSLContext):
+    """Closes a connection whose handshake fails, which paho leaves to the garbage collector."""
+
+    def wrap_socket(self, sock: socket.socket, *args: Any, **options: Any) -> ssl.SSLSocket:
+        secure = super().wrap_socket(sock, *args, **options)
+        try:
+            secure.do_handshake()
+        except BaseException:
+            secure.close()
+            raise
+        return secure
+
+
+class Link:
+    """A connection to a broker that is made again, for as long as it takes, whenever it breaks.
+
+    `received`, `connected` and `gave_up` are called from the link's own thread and must be quick: put what they say
+    into a queue.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        client_id: str,
+        subscriptions: list[str],
+        *,
+        received: Callable[[str, bytes], None],
+        connected: Callable[[], None],
+        gave_up: Callable[[LinkError], None],
+        say: Callable[[str], None],
+        will: tuple[str, bytes] | None = None,
+    ) -> None:
+        """Nothing is done before `start`.
+
+        `received(topic, payload)` gets the messages of the `subscriptions`. `connected()` follows each connection,
+        once the broker has acknowledged the subscriptions. `gave_up(error)` ends the link: the broker knows us and
+        does not want us. `say(line)` tells a user about troubles and their end, one line for each. The `will` (topic,
+        payload) is retained; the broker publishes it if this process vanishes.
+        """
+        self._broker, self._client_id, self._subscriptions, self._will = broker, client_id, subscriptions, will
+        self._received, self._connected, self._gave_up, self._say = received, connected, gave_up, say
+        self._client: Client | None = None
+        self._up_since: float | None = None
+        self._refusal: LinkError | None = None
+        self._heard = self._answer = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"link {client_id}", daemon=True)
+        self._counting = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._sent = self._arrived = 0
+
+    def start(self) -> None:
+        """Connect, and keep connected, in a thread; returns at once."""
+        # The usual 8 MB of address space would count against a device's limit on it.
+        before = threading.stack_size(_STACK)
+        try:
+            self._thread.start()
+        finally:
+            threading.stack_size(before)
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+        """Send a message, from any thread.
+
+        It is dropped if there is no connection, and lost with a connection that breaks before the acknowledgement:
+        whoever published says again after `connected` what still matters.
+        """
+        self._publish(topic, payload, retain)
+
+    def stop(self, *last: tuple[str, bytes, bool]) -> None:
+        """Publish the last messages (topic, payload, retain), if there is a connection, and end it without the will."""
+        self._settle([self._publish(*message) for message in last])
+        self._stopping.set()
+        client = self._client
+        if client is not None:
+            client.disconnect()
+        if self._thread.is_alive():
+            self._thread.join(_LAST_WORDS)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Bytes sent and received in TCP segments so far, TLS and MQTT framing included, over all connections.
+
+        Counted by the system for connections whose TLS handshake went well; on others than Linux both are 0.
+        """
+        with self._counting:
+            sent, arrived = _tcp_bytes(self._socket) if self._socket else (0, 0)
+            return self._sent + sent, self._arrived + arrived
+
+    def _publish(self, topic: str, payload: bytes, retain: bool) -> MQTTMessageInfo | None:
+        client = self._client
+        if client is None or self._up_since is None:
+            return None
+        return client.publish(topic, payload, qos=1, retain=retain)
+
+    def _settle(self, published: list[MQTTMessageInfo | None]) -> None:
+        end = time.monotonic() + _LAST_WORDS
+        for info in published:
+            while info and not info.rc and not info.is_published() and self._up_since and time.monotonic() < end:
+                info.wait_for_publish(0.05)
+
+    def _run(self) -> None:
+        failures, said = 0, ""
+        while not self._stopping.is_set():
+            trouble, lasted = self._connection()
+            if self._refusal is not None:
+                return self._gave_up(self._refusal)
+            if lasted is not None:
+                said = ""
+            failures = 1 if lasted is not None and lasted >= _STEADY else failures + 1
+            if trouble != said and not self._stopping.is_set():
+                self._say(f"{self._broker}: {trouble}; trying again")
+                said = trouble
+            delay = min(_FIRST_DELAY * 2 ** min(failures - 1, 20), _LONGEST_DELAY)
+            # A fleet that lost its broker at one moment does not come back at one.
+            self._stopping.wait(delay * (0.5 + os.urandom(1)[0] / 510))
+
+    def _connection(self) -> tuple[str, float | None]:
+        """One connection, from its start to its end: why it ended, and how many seconds it was of use."""
+        # A new client each time: paho's would send again what was left over, and owners say it again anyway.
+        client = self._client = self._new_client()
+        self._heard = self._answer = ""
+        try:
+            # As bytes: a str would load the tables of international names, 0.4 MB.
+            client.connect(self._broker.host.encode(), self._broker.port, _KEEP_ALIVE)  # type: ignore[arg-type]
+            if self._stopping.is_set():
+                client.disconnect()
+            while client.loop(_KEEP_ALIVE / 6) == 0:
+                pass
+        except OSError as error:
+            return self._trouble(error), None
+        finally:
+            since, self._up_since, self._client = self._up_since, None, None
+        if since is not None:
+            return "the connection was lost", time.monotonic() - since
+        wish = "a client certificate that it knows (--cert)" if self._broker.tls else "TLS (mqtts://)"
+        return self._answer or f"it accepts no connection, like a broker that asks for {wish}{self._heard}", None
+
+    def _new_client(self) -> Client:
+        client: Client = _mqtt.Client(
+            _mqtt.CallbackAPIVersion.VERSION2, self._client_id, protocol=_mqtt.MQTTv311, reconnect_on_failure=False
+        )
+        client.connect_timeout = _CONNECT
+        client.max_inflight_messages_set(0)  # no limit: MQTT 3.1.1 has none, and a server writes to many at once
+        if self._broker.tls is not None:
+            client.tls_set_context(self._broker.tls)
+        if self._broker.user:
+            client.username_pw_set(self._broker.user, self._broker.password)
+        if self._will is not None:
+            client.will_set(*self._will, qos=1, retain=True)
+        client.on_connect, client.on_subscribe, client.on_log = self._on_connect, self._on_subscribe, self._on_log
+        client.on_socket_open, client.on_socket_close = self._on_socket_open, self._on_socket_close
+        for topic in self._subscriptions:
+            client.message_callback_add(topic, self._on_message)  # and no message else is heard
+        # Paho writes from whichever thread publishes, and two would mix their packets, unless it believes that an
+        # event loop of ours does the writing; `loop` does, and is woken.
+        client.on_socket_register_write = lambda *_: None
+        return client
+
+    def _on_connect(self, client: Client, _: Any, flags: Any, reason: Any, properties: Any) -> None:
+        # Only the log says why a broker hangs up on a client that it does not know; from here on it costs time.
+        client.on_log = None
+        if reason.value in _REFUSED:
+            who = f"user {self._broker.user!r}" if self._broker.user else "this client"
+            self._refusal = LinkError(f"{self._broker} refused {who} ({reason}); check the credentials")
+        elif reason.is_failure:
+            self._answer = f"it refused the connection ({reason})"
+        elif self._subscriptions:
+            client.subscribe([(topic, 1) for topic in self._subscriptions])
+        else:
+            self._is_up()
+
+    def _on_subscribe(self, client: Client, _: Any, mid: int, reasons: list[Any], properties: Any) -> None:
+        for topic, reason in zip(self._subscriptions, reasons, strict=False):
+            if reason.is_failure:
+                self._refusal = LinkError(f"{self._broker} does not let this client read {topic}; check its ACL")
+                client.disconnect()
+                return
+        self._is_up()
+
+    def _is_up(self) -> None:
+        self._up_since = time.monotonic()
+        self._say(f"{self._broker}: connected")
+        self._connected()
+
+    def _on_message(self, client: Client, _: Any, message: MQTTMessage) -> None:
+        self._received(message.topic, bytes(message.payload))
+
+    def _on_log(self, client: Client, _: Any, level: int, line: str) -> None:
+        if level == _mqtt.LogLevel.MQTT_LOG_ERR:
+            self._heard = f" ({line})"
+
+    def _on_socket_open(self, client: Client, _: Any, opened: Any) -> None:
+        # A reply would wait up to 40 ms for the other end to acknowledge what was sent before it.
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._counting:
+            self._socket = opened
+
+    def _on_socket_close(self, client: Client, _: Any, closing: Any) -> None:
+        with self._counting:
+            sent, arrived = _tcp_bytes(closing)
+            self._sent, self._arrived, self._socket = self._sent + sent, self._arrived + arrived, None
+
+    def _trouble(self, error: OSError) -> str:
+        """What is wrong, and what to do, in words that stay the same while it lasts."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return _CERTIFICATE.get(error.verify_code, f"its certificate is refused: {error.verify_message}")
+        if isinstance(error, ssl.SSLError):
+            return f"TLS failed ({error.reason or 'it hung up'}); is it a TLS port, and does it know our certificate?"
+        if isinstance(error, socket.gaierror):
+            return f"the host name cannot be found ({error.strerror})"
+        return f"it cannot be reached ({error.strerror or 'no answer'})"
+
+
+def _tcp_bytes(connection: socket.socket) -> tuple[int, int]:
+    """Bytes that this connection sent (again, where they were lost) and received."""
+    if not hasattr(socket, "TCP_INFO"):
+        return 0, 0
+    # linux/tcp.h, struct tcp_info: tcpi_state at 0, tcpi_bytes_received at 128, tcpi_bytes_sent (Linux 4.19) at 200.
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 208)
+    sent, arrived = (int.from_bytes(info[start : start + 8], sys.byteorder) for start in (200, 128))
+    # The other side's end of the connection counts as a byte there.
+    return sent, arrived - (info[0] == _CLOSE_WAIT)

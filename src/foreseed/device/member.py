@@ -1,0 +1,403 @@
+"""A device's side of the protocol: takes the server's messages, returns its own. It does no I/O but read its shard.
+
+`receive` is quick, so that an order that a later one has replaced is never followed; `work` does what takes time:
+catching up and answering. `docs/protocol.md` shows who says what when. A device loads this module: see `answer.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from math import isfinite
+
+from foreseed.device.answer import Order, OrderError, answer, forward_passes
+from foreseed.device.fit import beside_engine, fit, over_budget
+from foreseed.device.shard import open_shard
+from foreseed.device.state import Held
+from foreseed.engine import ProgramError, ProgramHead, ValuesError
+from foreseed.engine.update import replay
+from foreseed.wire import (
+    ANY_NUMBER,
+    CHUNK,
+    NOTHING_HELD,
+    PROGRAM,
+    STATE,
+    Ack,
+    Announce,
+    Chunk,
+    Fetch,
+    Join,
+    Leave,
+    OrderMessage,
+    Ready,
+    Reply,
+    Welcome,
+    WireError,
+    decode,
+    program_hash,
+    values_hash,
+)
+from foreseed.wire.messages import MAX_DIRECTIONS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from foreseed.device.shard import Shard
+    from foreseed.engine import Engine
+    from foreseed.engine.types import Buffer
+    from foreseed.wire import Message
+
+_FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0
+"""Seconds until a question is asked again."""
+_PROGRAM_TRIES, _STATE_TRIES = 3, 2
+
+
+class Member:
+    """A device in a run: who it is, what it holds, what it was asked."""
+
+    def __init__(
+        self,
+        shard_path: str | os.PathLike[str],
+        *,
+        wanted: int = ANY_NUMBER,
+        memory_budget: int | None = None,
+        kept: Held | None = None,
+        costs: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`wanted` is the number to have in the run, `kept` what a state file had.
+
+        `memory_budget`: bytes for what is counted in `fit.py`; the interpreter comes on top. `costs` gives replies the
+        process's peak in KiB and the bytes sent and received. `say` takes a line for the user.
+        """
+        self.state = kept
+        """All that is worth keeping over a restart, once there is a program."""
+        self.welcome: Welcome | None = None
+        self.engine: Engine | None = None
+        self.epoch = b""
+        """Of the server that announced itself last."""
+        self._announced_run: bytes | None = None
+        self.finished = False
+        """Whether the run that this device is in has ended."""
+        self.left: str | None = None
+        """Why the server does not want this device, if so."""
+        self.last_ack: Ack | None = None
+        self.refused: dict[str, int] = {}
+        """Messages that changed nothing, by reason."""
+        self._shard_path, self._wanted, self._budget = shard_path, wanted, memory_budget
+        self._costs, self._say = costs, say
+        self._shard: Shard | None = None
+        self._joining: _Question | None = None
+        self._download: _Download | None = None
+        """Of the program, as long as there is no state; then of the state that the order needs."""
+        self._pieces: list[bytes] = []
+        self._order: OrderMessage | None = None
+        self._tries = 0
+        """How often the program, or the state that an order needs, has arrived so far."""
+        self._latest = 1
+        self._answered: tuple[OrderMessage, Reply] | None = None
+
+    @property
+    def held(self) -> int:
+        """The round whose values are in memory, or NOTHING_HELD."""
+        return NOTHING_HELD if self.state is None else self.state.round
+
+    @property
+    def run(self) -> bytes | None:
+        """The run that this device is in, or was in before it restarted."""
+        if self.welcome is not None:
+            return self.welcome.run
+        return None if self.state is None else self.state.run
+
+    @property
+    def round(self) -> int | None:
+        """The round of the order that waits for an answer."""
+        return None if self._order is None else self._order.round
+
+    def connected(self) -> list[Message]:
+        """What to say after every connection: the broker has forgotten us, and so may the server have."""
+        self._joining = _Question(Join(self._wanted))
+        return [self._joining.message]
+
+    def receive(self, data: bytes) -> list[Message]:
+        """Take a message of the server; returns what to send. One that makes no sense here changes nothing."""
+        try:
+            message = decode(data, Announce, Welcome, Chunk, OrderMessage, Ack, Leave)
+        except WireError:
+            return self._refuse("malformed")
+        match message:
+            case Announce():
+                return self._announced(message)
+            case Welcome():
+                return self._welcomed(message)
+            case Chunk():
+                return self._arrived(message)
+            case OrderMessage():
+                return self._ordered(message)
+            case Ack() if message.run != self.run:
+                return self._refuse("foreign run")
+            case Ack():
+                self.last_ack = message
+            case Leave():
+                self.left, self._joining = message.reason, None
+        return []
+
+    def work(self) -> list[Message]:
+        """Catch up and answer the order, if there is one: takes as long as it takes. Returns what to send."""
+        order, state = self._order, self.state
+        if order is None or state is None or self._download is not None:
+            return []
+        began = time.monotonic()
+        if not _caught_up(state, order):
+            if self._tries == _STATE_TRIES:
+                self._order = None
+                return self._refuse("damaged state", f"round {order.round}: the state does not match its hash")
+            self._download = _Download(
+                Fetch(order.run, STATE, order.round - 1, 0), 4 * len(state.values) * (1 + len(state.vectors))
+            )
+            return [self._download.fetch]
+        self._order = None
+        try:
+            reply = self._answer(order, state.values, began)
+        except ValuesError as error:
+            return self._refuse("not finite", f"round {order.round}: no answer: {error}")
+        self._answered = (order._replace(updates=()), reply)
+        return [reply]
+
+    def tick(self, now: float) -> list[Message]:
+        """What was asked and not answered for a while, to be asked again; `now` is a clock's time in seconds."""
+        asked = (self._joining, None if self._download is None else self._download.question)
+        return [question.message for question in asked if question is not None and question.is_due(now)]
+
+    # Joining a run.
+
+    def _announced(self, announce: Announce) -> list[Message]:
+        known, self.epoch = announce.epoch == self.epoch, announce.epoch
+        if announce.finished:
+            # Also for a device that was still about to join it.
+            self.finished = announce.run in (self.run, self._announced_run)
+            self._joining = None
+            return []
+        self.finished, self._announced_run = self.finished and known, announce.run
+        # A server that has just started knows nobody; one that announces itself again may not have been there to hear.
+        return [] if known and self._joining is None else self.connected()
+
+    def _welcomed(self, welcome: Welcome) -> list[Message]:
+        if welcome != self.welcome:
+            self._enter(welcome)
+        self._joining, self._latest = None, 1
+        if self.engine is None:
+            assert self._download is not None
+            return [self._download.fetch]
+        return self._ready()
+
+    def _enter(self, welcome: Welcome) -> None:
+        """Take a place in a run, with the program if it is the one held, and the values if they are of this run."""
+        if self._budget is not None and 2 * welcome.program_bytes > self._budget:
+            raise over_budget(2 * welcome.program_bytes, self._budget)
+        kept, self.state, self.engine, self._shard = self.state, None, None, None
+        self.welcome, self._order, self._answered, self._tries = welcome, None, None, 0
+        if kept is None or kept.program_hash != welcome.program_hash:
+            self._fetch_program(welcome)
+            return
+        self._download = None
+        if kept.run != welcome.run:
+            kept.round = NOTHING_HELD
+        self._take_program(welcome, kept.program, kept)
+
+    def _fetch_program(self, welcome: Welcome) -> None:
+        self._pieces = []
+        self._download = _Download(Fetch(welcome.run, PROGRAM, 0, 0), welcome.program_bytes)
+
+    def _take_program(self, welcome: Welcome, program: bytes, kept: Held | None = None) -> None:
+        """Make ready to answer: an engine, the shard, and room for the values, which may be there already."""
+        head = ProgramHead(program)
+        self._shard = open_shard(self._shard_path, head.image_bytes, head.classes)
+        self.engine = fit(head, welcome, self._shard.count, self._budget)
+        round, numbers = (NOTHING_HELD, []) if kept is None else (kept.round, [kept.values, *kept.vectors])
+        if [len(vector) for vector in numbers] != [head.n_live] * (1 + welcome.vectors):
+            round, numbers = NOTHING_HELD, [array("f", [0.0]) * head.n_live for _ in range(1 + welcome.vectors)]
+        values, *vectors = numbers
+        self.state = Held(welcome.run, welcome.device, welcome.program_hash, program, round, values, vectors)
+
+    def _ready(self) -> list[Message]:
+        assert self.welcome is not None
+        assert self._shard is not None
+        return [Ready(self.welcome.run, self.held, self._shard.count)]
+
+    # Fetching.
+
+    def _arrived(self, chunk: Chunk) -> list[Message]:
+        download, state = self._download, self.state
+        if download is None or not download.wants(chunk):
+            return self._refuse("unexpected chunk")
+        if state is None:
+            self._pieces.append(chunk.data)
+        else:
+            # From the first byte on, the values are neither the old nor the new.
+            state.round = NOTHING_HELD
+            _put([state.values, *state.vectors], chunk.offset, chunk.data)
+        if not download.take(chunk):
+            return [download.fetch]
+        self._download, self._tries = None, self._tries + 1
+        if state is None:
+            return self._program_arrived()
+        state.round = chunk.round  # as the server says; `work` checks it by the order's hash
+        return []
+
+    def _program_arrived(self) -> list[Message]:
+        welcome, program = self.welcome, b"".join(self._pieces)
+        assert welcome is not None
+        self._pieces = []
+        if program_hash(program) == welcome.program_hash:
+            self._take_program(welcome, program)
+            return self._ready()
+        if self._tries == _PROGRAM_TRIES:
+            raise ProgramError(
+                f"the program arrived {_PROGRAM_TRIES} times, each time damaged: it has another hash than the server "
+                "says; check the server's files and the way to it"
+            )
+        self._fetch_program(welcome)
+        return [Fetch(welcome.run, PROGRAM, 0, 0)]
+
+    # Orders.
+
+    def _ordered(self, order: OrderMessage) -> list[Message]:
+        if self.welcome is None or order.run != self.welcome.run:
+            return self._refuse("foreign run")
+        if order.device != self.welcome.device:
+            return self._refuse("foreign device")
+        if self.engine is None:
+            return self._refuse("not ready")
+        if order.round < self._latest:
+            return self._refuse("stale order")
+        bare = order._replace(updates=())
+        if self._answered is not None and self._answered[0] == bare:
+            return [self._answered[1]]
+        if self._order is not None and self._order._replace(updates=()) == bare:
+            return [] if self._download is None else [self._download.fetch]
+        fault = self._fault(order, self.engine)
+        if fault is not None:
+            return self._refuse("impossible order", f"round {order.round}: refused: {fault}")
+        self._order, self._latest, self._download, self._tries = order, order.round, None, 0
+        return []
+
+    def _fault(self, order: OrderMessage, engine: Engine) -> str | None:
+        """Why this device cannot follow an order."""
+        try:
+            Order.of(order)
+        except OrderError as error:
+            return str(error)
+        if order.k * order.local_steps > MAX_DIRECTIONS:
+            return f"{order.k} x {order.local_steps} loss differences, a reply holds {MAX_DIRECTIONS}"
+        if self._budget is not None and order.local_steps > 1:
+            assert self.welcome is not None
+            beside = beside_engine(engine.program.n_live, self.welcome.vectors, local_steps=True)
+            if engine.planned_bytes + beside > self._budget:
+                return str(over_budget(engine.planned_bytes + beside, self._budget))
+        return None
+
+    def _answer(self, message: OrderMessage, values: Buffer, began: float) -> Reply:
+        engine, shard, order = self.engine, self._shard, Order.of(message)
+        assert engine is not None
+        assert shard is not None
+        stats = None
+        if engine.program.n_stats:
+            # Of the device's own images at the values as they are, frozen while it probes.
+            stats = engine.batch_stats(values, shard.samples)
+            shard.release(0, shard.count)
+        result = answer(engine, values, shard.samples, order, stats, shard.release)
+        losses = array("f", [result.base_loss]) + result.loss_differences
+        if not all(map(isfinite, losses)):
+            raise ValuesError("a loss is larger than float32 holds; lower the learning rate or sigma")
+        passes = forward_passes(shard.count, order.k, order.spread, order.central, order.local_steps)
+        return Reply(
+            message.run, message.round, message.device, shard.count, losses.tobytes(),
+            passes + (0 if stats is None else shard.count), b"" if stats is None else stats.tobytes(),
+            int(1000 * (time.monotonic() - began)), *self._costs(),
+        )  # fmt: skip
+
+    def _refuse(self, reason: str, line: str = "") -> list[Message]:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        if line:
+            self._say(line)
+        return []
+
+
+class _Question:
+    """A message that wants an answer: asked again after 5 seconds, then ever more rarely."""
+
+    __slots__ = ("_due", "_wait", "message")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self._wait, self._due = _FIRST_WAIT, 0.0
+
+    def is_due(self, now: float) -> bool:
+        # It was asked shortly before the first look at a clock.
+        due = bool(self._due) and now >= self._due
+        if due:
+            self._wait = min(2 * self._wait, _LONGEST_WAIT)
+        if due or not self._due:
+            self._due = now + self._wait
+        return due
+
+
+class _Download:
+    """A program or a state that comes piece by piece, each asked for when the one before it is here."""
+
+    __slots__ = ("_total", "question")
+
+    def __init__(self, fetch: Fetch, total: int) -> None:
+        self.question, self._total = _Question(fetch), total
+
+    @property
+    def fetch(self) -> Fetch:
+        """The piece that is asked for."""
+        assert isinstance(self.question.message, Fetch)
+        return self.question.message
+
+    def wants(self, chunk: Chunk) -> bool:
+        """Whether this is the piece that was asked for."""
+        return chunk[:4] == self.fetch and len(chunk.data) == min(CHUNK, self._total - chunk.offset)
+
+    def take(self, chunk: Chunk) -> bool:
+        """Go on to the next piece; returns whether this was the last."""
+        end = chunk.offset + len(chunk.data)
+        self.question = _Question(self.fetch._replace(offset=end))
+        return end == self._total
+
+
+def _caught_up(state: Held, order: OrderMessage) -> bool:
+    """Replay what was missed, if it leads to the order's values; returns whether these are the values held now."""
+    missed = [update for update in order.updates if update.round > state.round]
+    without_gap = [update.round for update in missed] == [state.round + 1 + i for i in range(len(missed))]
+    if state.round != NOTHING_HELD and without_gap and state.round + len(missed) == order.round - 1:
+        if not all(_fits(update.step, len(state.vectors)) for update in missed):
+            return False
+        # Whatever interrupts a replay leaves values of no round.
+        state.round = NOTHING_HELD
+        for update in missed:  # one by one, so that there is one gradient at a time
+            replay(state.values, state.vectors, [update], order.seed, Order.of(order).kind)
+        if values_hash(state.values) == order.values_hash:
+            state.round = order.round - 1
+    return state.round == order.round - 1
+
+
+def _fits(step: bytes, vectors: int) -> bool:
+    """Whether an optimiser's step works on the vectors that there are: adam has two, sgd one for its momentum."""
+    constants = array("f", step)
+    return vectors == 2 if len(constants) == 7 else vectors == 1 or not (vectors or constants[1])
+
+
+def _put(vectors: list[array[float]], offset: int, data: bytes) -> None:
+    """Write bytes at an offset into vectors that are thought of as lying one after the other."""
+    for vector in vectors:
+        with memoryview(vector).cast("B") as span:
+            end = min(offset + len(data), len(span))
+            if offset < end:
+                span[offset:end] = data[: end - offset]
+                data = data[end - offset :]
+            offset = max(offset - len(span), 0)

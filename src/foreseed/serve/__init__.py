@@ -1,0 +1,1 @@
+"""A real fleet: the coordinator behind MQTT."""

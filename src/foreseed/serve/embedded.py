@@ -1,0 +1,93 @@
+"""A broker inside this process, for trials on one machine; a fleet deserves a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+from foreseed.device.link import LinkError
+
+_PATIENCE = 10.0
+"""Seconds that the broker gets to start, and to end."""
+
+
+class EmbeddedBroker:
+    """An MQTT broker on the loopback that lets anybody in; use it as a context manager."""
+
+    def __init__(self, port: int = 0) -> None:
+        """Start it on this port, or on a free one."""
+        self._port: Future[int] = Future()
+        self._loop = asyncio.new_event_loop()
+        self._end = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, args=(port,), name="embedded broker", daemon=True)
+        self._thread.start()
+        try:
+            self.url = f"mqtt://127.0.0.1:{self._port.result(_PATIENCE)}"
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise LinkError(f"embedded broker: port {port} cannot be had ({why}); choose another, or 0") from None
+
+    def close(self) -> None:
+        """End the broker: every client loses it."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(_PATIENCE)
+
+    def __enter__(self) -> EmbeddedBroker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, port: int) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve(port))
+
+    async def _serve(self, port: int) -> None:
+        try:
+            broker, welcome = _broker()
+            # The broker's own listener would not tell the port that it found free.
+            server = await asyncio.start_server(welcome, "127.0.0.1", port)
+            await broker.start()
+        except Exception as error:  # whatever it is, it belongs to whoever started the broker
+            return self._port.set_exception(error)
+        self._port.set_result(server.sockets[0].getsockname()[1])
+        await self._end.wait()
+        server.close()
+        await broker.shutdown()
+
+
+def _broker() -> tuple[Any, Any]:
+    """A broker that is not started yet, and the function that hands it its clients."""
+    try:
+        from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter  # type: ignore[import-untyped]
+        from amqtt.broker import Broker  # type: ignore[import-untyped]
+    except ImportError:
+        raise LinkError("the embedded broker needs amqtt: pip install amqtt, or name a broker: mqtts://host") from None
+    # It would tell of every client that goes away.
+    logging.getLogger("amqtt").setLevel(logging.CRITICAL)
+
+    class OwnRetained(Broker):  # type: ignore[misc]
+        async def _publish_retained_messages_for_subscription(self, subscription: Any, session: Any) -> None:
+            # The base calls this, with QoS 0, for every subscription of anybody when a client connects: the client
+            # would get what it never asked for, or lose its connection if somebody subscribes meanwhile. With QoS 1
+            # it is the client's own subscription.
+            if subscription[1] > 0:
+                await super()._publish_retained_messages_for_subscription(subscription, session)
+
+    anybody = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
+    broker = OwnRetained({"listeners": {"default": {"type": "external"}}, "plugins": anybody})
+
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await broker.external_connected(StreamReaderAdapter(reader), StreamWriterAdapter(writer), "default")
+        finally:
+            writer.close()  # which the broker forgets for one who hangs up without a word
+
+    return broker, welcome

@@ -1,0 +1,199 @@
+"""A fleet of real devices, behind MQTT: a thin driver around the coordinator's side of the protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from foreseed.config import Config, ConfigError
+from foreseed.device.link import Broker, Link, LinkError
+from foreseed.engine import ForeseedError
+from foreseed.engine.files import write_whole
+from foreseed.methods.ntk_baffle import run_id
+from foreseed.serve.conductor import Conductor, Device, Send
+from foreseed.server import Coordinator
+from foreseed.simulate.fleet import Fleet
+from foreseed.simulate.world import World
+from foreseed.wire import Announce, OrderMessage, Reply, encode
+from foreseed.wire.topics import ALL, EVERY_HERE, EVERY_UP, down, sender
+
+_STEP = 0.05
+"""Seconds between looks at the clock while nothing arrives."""
+_CONNECTED = None
+"""The event of a new connection, among the messages."""
+_GOODBYE = 10.0
+"""Seconds to find the broker in, when all that is left to say is that the run is over."""
+
+Event = tuple[str, bytes] | LinkError | None
+Table = Mapping[str, Device]
+
+
+def check(config: Config) -> None:
+    """Refuse an experiment that a real fleet cannot run."""
+    if config.is_bp:
+        raise ConfigError(f"method {config.method} backpropagates, which devices cannot; expected ntk-baffle or baffle")
+    if config.engine != "difference":
+        raise ConfigError(f'engine "{config.engine}" is a simulation; real devices take engine = "difference"')
+    if config.fleet.min_replies > config.data.per_round:
+        raise ConfigError(
+            f"fleet.min_replies {config.fleet.min_replies} never come of data.per_round {config.data.per_round} devices"
+        )
+
+
+class ServedFleet(Fleet):
+    """Holds the rounds of a run with the devices that a broker reaches."""
+
+    def __init__(
+        self,
+        world: World,
+        folder: Path,
+        broker: Broker,
+        say: Callable[[str], None],
+        watch: Callable[[Table], None] | None = None,
+    ) -> None:
+        super().__init__(world)
+        self._broker, self._say, self._watch = broker, say, watch
+        self._enrolled = folder / "checkpoint" / "devices.json"
+        self._epoch = secrets.token_bytes(8)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._link: Link | None = None
+        self._conductor: Conductor | None = None
+        self._counted: dict[str, tuple[int, int]] = {}
+        self._traffic = {"bytes_up": 0, "bytes_down": 0}
+        self._asked_at: float | None = None
+        """When the round's first order went out."""
+        self._looked = 0.0
+
+    def hold_round(self, coordinator: Coordinator) -> dict[str, Any]:
+        conductor = self._conductor or self._start(coordinator)
+        refused, self._asked_at = sum(conductor.refused.values()), None
+        conductor.open(time.monotonic())
+        while not conductor.complete:
+            self._send(conductor.tick(time.monotonic()))
+            self._look(conductor)
+            self._take(conductor)
+        replies, traffic = coordinator.replies, self._traffic
+        self._traffic = {"bytes_up": 0, "bytes_down": 0}
+        assert self._asked_at is not None
+        waited = 1000 * (time.monotonic() - self._asked_at)
+        return traffic | self._wire(replies) | {
+            "round_overhead_ms": waited - max(reply.compute_ms for reply in replies),
+            "refused": sum(conductor.refused.values()) - refused,
+        }  # fmt: skip
+
+    def finish(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Tell the devices that the run is over; what they held and sent goes into the summary."""
+        link, self._link = self._link, None
+        if link is None:
+            found = threading.Event()
+            link = self._connect(found.set)
+            found.wait(_GOODBYE)
+        link.stop((ALL, encode(Announce(run_id(self.world.config), self._epoch, True)), True))
+        if self._conductor is None:
+            return {}
+        devices = self._conductor.devices
+        peaks = {name: device.peak_kib for name, device in devices.items() if device.peak_kib}
+        return {
+            "fleet": {
+                "devices": len(devices),
+                "device_peak_mb": max(peaks.values(), default=0) * 1024 / 1e6,
+                "device_peaks_kib": peaks,
+                "refused": dict(self._conductor.refused),
+                "wire_up_bytes": sum(row["wire_up"] for row in rows),
+                "wire_down_bytes": sum(row["wire_down"] for row in rows),
+                "payload_up_bytes": sum(row["bytes_up"] for row in rows),
+                "payload_down_bytes": sum(row["bytes_down"] for row in rows),
+                "round_overhead_ms": sorted(row["round_overhead_ms"] for row in rows)[len(rows) // 2],
+            }
+        }
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.stop()
+            self._link = None
+        super().close()
+
+    def _start(self, coordinator: Coordinator) -> Conductor:
+        config, program = self.world.config, self.world.program
+        batch = config.train.batch if program.n_stats else 0
+        self._conductor = Conductor(
+            coordinator, config.fleet, program.bytes, batch, self._epoch, self._numbers(), self._store
+        )
+        self._link = self._connect(lambda: self._events.put(_CONNECTED))
+        return self._conductor
+
+    def _connect(self, connected: Callable[[], None]) -> Link:
+        link = Link(
+            self._broker, f"foreseed-{self._epoch.hex()}", [EVERY_UP, EVERY_HERE], connected=connected, say=self._say,
+            received=lambda topic, payload: self._events.put((topic, payload)), gave_up=self._events.put,
+        )  # fmt: skip
+        link.start()
+        return link
+
+    def _take(self, conductor: Conductor) -> None:
+        """Handle what arrived next; waits a moment if nothing has."""
+        try:
+            event = self._events.get(timeout=_STEP)
+        except queue.Empty:
+            return
+        if isinstance(event, LinkError):
+            raise event
+        if event is _CONNECTED:
+            assert self._link is not None
+            self._link.publish(ALL, encode(conductor.announce), retain=True)
+            return
+        topic, payload = event
+        self._traffic["bytes_up"] += len(payload)
+        name, instance = sender(topic)
+        now = time.monotonic()
+        self._send(
+            conductor.receive(name, instance, payload, now) if instance else conductor.presence(name, payload, now)
+        )
+
+    def _send(self, sends: Sequence[Send]) -> None:
+        assert self._link is not None
+        for name, instance, message in sends:
+            if isinstance(message, OrderMessage):
+                self._asked_at = self._asked_at or time.monotonic()
+            data = encode(message)
+            self._traffic["bytes_down"] += len(data)
+            self._link.publish(down(name, instance), data)
+
+    def _look(self, conductor: Conductor) -> None:
+        if self._watch is not None and time.monotonic() - self._looked > 0.25:
+            self._looked = time.monotonic()
+            self._watch(conductor.devices)
+
+    def _wire(self, replies: Sequence[Reply]) -> dict[str, int]:
+        """Bytes on the devices' sockets since each one's last reply; a device that started anew counts from 0."""
+        assert self._conductor is not None
+        up = down = 0
+        instances = {device.number: device.instance for device in self._conductor.devices.values()}
+        for reply in replies:
+            key = f"{reply.device}/{instances.get(reply.device)}"
+            sent, received = self._counted.get(key, (0, 0))
+            up, down = up + max(reply.sent - sent, 0), down + max(reply.received - received, 0)
+            self._counted[key] = (reply.sent, reply.received)
+        return {"wire_up": up, "wire_down": down}
+
+    def _numbers(self) -> dict[str, int]:
+        try:
+            numbers: dict[str, int] = json.loads(self._enrolled.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValueError:
+            raise ForeseedError(
+                f"{self._enrolled} is damaged: it holds which device has which number; put it right, or start anew"
+            ) from None
+        return numbers
+
+    def _store(self, numbers: Mapping[str, int]) -> None:
+        os.makedirs(self._enrolled.parent, exist_ok=True)
+        write_whole(self._enrolled, json.dumps(numbers, indent=1).encode())

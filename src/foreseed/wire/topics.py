@@ -1,0 +1,37 @@
+"""The MQTT topics of the protocol (`docs/protocol.md`)."""
+
+from __future__ import annotations
+
+ROOT = "foreseed/1"
+ALL = f"{ROOT}/all"
+"""The server's announcement, retained."""
+EVERY_UP, EVERY_HERE = f"{ROOT}/d/+/up/+", f"{ROOT}/d/+/here"
+"""What a server reads."""
+_MARKS = "._-"
+
+
+def here(name: str) -> str:
+    """A device's presence, retained."""
+    return f"{ROOT}/d/{name}/here"
+
+
+def up(name: str, instance: str) -> str:
+    """From a device's process to the server."""
+    return f"{ROOT}/d/{name}/up/{instance}"
+
+
+def down(name: str, instance: str) -> str:
+    """From the server to a device's process."""
+    return f"{ROOT}/d/{name}/down/{instance}"
+
+
+def sender(topic: str) -> tuple[str, str]:
+    """The name and the instance (empty: its presence) behind a topic that a server reads."""
+    levels = topic.split("/")
+    return levels[3], levels[5] if len(levels) > 5 else ""
+
+
+def is_name(name: str) -> bool:
+    """Whether a device may be called that: 1 to 64 letters, digits, dots, dashes and underscores, no mark first."""
+    plain = name.translate(dict.fromkeys(map(ord, _MARKS)))
+    return name.isascii() and 0 < len(name) <= 64 and name[0] not in _MARKS and plain.isalnum()

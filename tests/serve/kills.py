@@ -1,0 +1,171 @@
+"""A fleet of real processes, killed at random moments: the server, devices and the broker.
+
+    python -m tests.serve.kills --trials 50 --seed 1
+
+Every trial is a run of its own that must end with the simulator's weights, to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from random import Random
+
+from foreseed.config import Config
+from foreseed.data import write_shards
+from foreseed.device.link import broker
+from foreseed.serve.local import Mosquitto
+from foreseed.serve.served import ServedFleet
+from foreseed.simulate import World, make_world, run
+from tests.simulate.small import leave_out_the_slow, small_config, write_bars
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["foreseed.serve.served", "torch.fx.experimental.symbolic_shapes"])
+_PATIENCE = 120.0
+"""Seconds until a trial counts as stuck; a quiet one takes a few."""
+
+
+def fleet_config(bars: Path, **changes: object) -> Config:
+    """A run that real devices finish within seconds, and that is the simulator's to the bit."""
+    return small_config(bars, **({"rounds": 20, "eval_every": 10, "fleet__sample": "all"} | changes))
+
+
+class RealFleet:
+    """A broker, a server and its devices, each in a process of its own that can be killed and started again."""
+
+    def __init__(self, config: Config, folder: Path, shards: Path) -> None:
+        self.config, self.folder, self.shards = config, folder, shards
+        self.broker = Mosquitto.plain()
+        self.devices: list[subprocess.Popen[bytes]] = []
+        (folder / "states").mkdir(parents=True)
+        self.server = self._start_server()
+        self.devices = [self._start_device(number) for number in range(config.data.devices)]
+
+    def _start_server(self) -> BaseProcess:
+        process = _PROCESSES.Process(target=_serve, args=(self.config, self.folder, self.broker.url))
+        process.start()
+        return process
+
+    def _start_device(self, number: int) -> subprocess.Popen[bytes]:
+        with open(self.folder / f"device-{number}.log", "ab") as log:
+            return subprocess.Popen(
+                [
+                    sys.executable, "-m", "foreseed.device.agent", "--broker", self.broker.url, "--once",
+                    "--name", f"device-{number}", "--number", str(number), "--save-every", "3",
+                    "--shard", str(self.shards / f"device-{number:05}.bin"),
+                    "--state", str(self.folder / "states" / str(number)),
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that are on the server's disk."""
+        metrics = self.folder / "run" / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    def kill(self, victim: str, number: int, pause: float) -> None:
+        """Kill -9 the server, the broker, or a device, and start it again after a pause."""
+        if victim == "server":
+            self.server.kill()
+            self.server.join()
+            time.sleep(pause)
+            self.server.close()
+            self.server = self._start_server()
+        elif victim == "broker":
+            self.broker.kill()
+            time.sleep(pause)
+            self.broker.start()
+        else:
+            self.devices[number].kill()
+            self.devices[number].wait()
+            time.sleep(pause)
+            self.devices[number] = self._start_device(number)
+
+    def finish(self) -> None:
+        """Wait until the run is over."""
+        self.server.join(_PATIENCE)
+        assert self.server.exitcode == 0, f"the server ended with {self.server.exitcode} at round {self.rounds}"
+
+    def close(self) -> None:
+        self.server.kill()
+        for device in self.devices:
+            device.kill()
+            device.wait()
+        self.broker.close()
+
+
+def trial(config: Config, folder: Path, shards: Path, random: Random, kills: int) -> tuple[bytes, list[str]]:
+    """One run with so many kills; returns the model that it ended with, and who was killed."""
+    fleet = RealFleet(config, folder, shards)
+    killed = []
+    try:
+        for after in sorted(random.randrange(config.rounds) for _ in range(kills)):
+            end = time.monotonic() + _PATIENCE
+            while fleet.rounds < after and fleet.server.is_alive():
+                assert time.monotonic() < end, f"stuck at round {fleet.rounds}"
+                time.sleep(0.001)
+            time.sleep(random.uniform(0, 0.05))
+            if not fleet.server.is_alive():
+                break
+            killed.append(random.choice(["server", "broker", "device"]))
+            fleet.kill(killed[-1], random.randrange(config.data.devices), random.uniform(0, 0.3))
+        fleet.finish()
+    finally:
+        fleet.close()
+    return (folder / "run" / "model.fsp").read_bytes(), killed
+
+
+def simulated(config: Config, folder: Path, world: World) -> bytes:
+    """The model that the simulator ends with."""
+    run(config, folder, world=world)
+    return (folder / "model.fsp").read_bytes()
+
+
+def _serve(config: Config, folder: Path, url: str) -> None:
+    leave_out_the_slow(setattr)
+    target, log = folder / "run", folder / "server.log"
+    with open(log, "a") as file:
+        sys.stderr = file
+        run(
+            config, target, resume=(target / "config.toml").exists(),
+            devices=lambda world: ServedFleet(world, target, broker(url), lambda line: print(line, file=file)),
+        )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Kill a real fleet at random moments; every run must end as simulated."
+    )
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=1, help="kills in a trial")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    random, killed, equal = Random(options.seed), Counter[str](), 0
+    leave_out_the_slow(setattr)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = fleet_config(write_bars(folder / "bars.npz"))
+        world = make_world(config)
+        write_shards(world.data, world.partition, folder / "shards")
+        expected = simulated(config, folder / "simulated", world)
+        for number in range(options.trials):
+            model, victims = trial(config, folder / f"trial-{number}", folder / "shards", random, options.kills)
+            killed.update(victims)
+            same = model == expected
+            equal += same
+            outcome = "equal" if same else "NOT EQUAL"
+            print(f"trial {number + 1}: killed {', '.join(victims) or 'nobody'}; {outcome}", flush=True)
+    print(f"{equal} of {options.trials} runs ended bit-equal to the simulator; killed: {dict(killed)}")
+    sys.exit(equal != options.trials)
+
+
+if __name__ == "__main__":
+    main()
