@@ -58,6 +58,10 @@ def small_coordinator(program: Program, optimiser: Optimiser | None = None, **ru
     return Coordinator.start(Rules(**settings), optimiser or Optimiser(lr=0.05, momentum=0.9), values, stats)
 
 
+LARGE = small_program(channels=2500)
+"""It takes several chunks, and so does its state."""
+
+
 class Server:
     """Answers members as the protocol says, and notes what they sent."""
 
@@ -120,3 +124,36 @@ def join(server: Server, member: Member, device: int = 0) -> list[Message]:
 def ask(server: Server, member: Member, order: OrderMessage) -> list[Message]:
     """Give a member an order; returns all that it said, the reply last if all went well."""
     return converse(server, member, member.receive(encode(order)) or member.work(), order.device)
+
+
+def without_costs(reply: Message) -> Reply:
+    assert isinstance(reply, Reply)
+    return reply._replace(compute_ms=0, peak_kib=0, sent=0, received=0)
+
+
+def kinds(messages: list[Message]) -> list[type[Message]]:
+    return [type(message) for message in messages]
+
+
+def serve(program: Program | None = None, batch: int = 0, **rules: Any) -> Server:
+    program = program or small_program()
+    return Server(small_coordinator(program, **rules), program, batch)
+
+
+def play(server: Server, member: Member, rounds: int = 1, device: int = 0) -> list[Message]:
+    """Rounds that this device alone answers."""
+    for _ in range(rounds):
+        said = ask(server, member, server.order(device))
+        assert isinstance(said[-1], Reply)
+        server.coordinator.close()
+    return said
+
+
+def play_without(server: Server, rounds: int = 1, device: int = 1) -> None:
+    """Rounds that another device answers."""
+    for _ in range(rounds):
+        order = server.order(device)
+        losses = np.random.default_rng(order.round).normal(0, 1e-3, 1 + order.k * order.local_steps)
+        reply = Reply(order.run, order.round, device, 9, losses.astype("<f4").tobytes(), 9)
+        assert server.coordinator.receive(reply) is None
+        server.coordinator.close()

@@ -129,13 +129,6 @@ def test_newest_process_of_a_name_wins_and_the_old_one_is_sent_away() -> None:
     assert stage.coordinator.replies == ()
 
 
-def test_process_that_left_before_its_successor_came_is_not_sent_away() -> None:
-    stage, _ = full()
-    stage.leave("a")
-    (send,) = stage.say("a", Join(ANY_NUMBER), life=1)
-    assert isinstance(send.message, Welcome)
-
-
 def test_join_again_of_the_same_process_is_welcomed_again() -> None:
     stage, sent = full()
     name = sent[0].name

@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine, memory and simulator."""
+"""`foreseed bench`: engine, memory, simulator and fleet."""
 
 from __future__ import annotations
 
@@ -87,6 +87,38 @@ def simulator(
     print(
         f"{result['overhead_ms']:.3f} ms a device and round outside the engine, {result['engine_ms']:.3f} ms inside it"
     )
+
+
+@app.command()
+def fleet(
+    devices: Annotated[int, typer.Option(min=1, help="Devices that are connected.")] = 10,
+    per_round: Annotated[int, typer.Option(min=1, help="Devices asked in a round.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to run.")] = 20,
+    light: Annotated[bool, typer.Option(help="Hundreds of devices in a process, without TLS.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Bytes on the wire, memory of device processes, and time of a round beyond its computing.
+
+    Example: foreseed bench fleet --devices 1000 --per-round 50 --rounds 100 --light
+    """
+    _need_engine()
+    from foreseed.bench.fleet import bench_fleet, bench_light_fleet
+
+    with _progress() as progress:
+        result = (bench_light_fleet if light else bench_fleet)(devices, per_round, rounds, progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(
+        f"{result['replies']} replies of {result['devices']} devices ({result['agents']}, TLS "
+        f"{'on' if result['tls'] else 'off'}) in {result['rounds']} rounds, {result['refused']} messages refused\n"
+        f"a device and round: {result['payload_up_bytes']:.0f} bytes of payload up, "
+        f"{result['payload_down_bytes']:.0f} down; on the wire {result['wire_up_bytes']:.0f} up, "
+        f"{result['wire_down_bytes']:.0f} down; a reply alone {result['reply_wire_bytes']:.0f} on the wire\n"
+        f"a round takes {result['round_overhead_ms']:.1f} ms beyond its slowest device's computing (median)"
+    )
+    if result["device_peak_mb"]:
+        print(f"the largest device process held {result['device_peak_mb']:.1f} MB")
 
 
 def _need_engine() -> None:

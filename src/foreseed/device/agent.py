@@ -124,7 +124,7 @@ class Agent:
     def _is_ready(self) -> None:
         member, saved = self._member, self._saved
         assert member.welcome is not None
-        assert member.engine is not None
+        assert member.worker is not None
         if saved is None or saved[:2] != (member.welcome.run, member.welcome.program_hash):
             self._save()
         if member.welcome == self._told:
@@ -132,7 +132,7 @@ class Agent:
         self._told = member.welcome
         self._tell(
             f"run {member.welcome.run.hex()}: ready as device {member.welcome.device}, "
-            f"{member.engine.planned_bytes} bytes planned for {member.engine.batch} images at once"
+            f"{member.worker.engine.planned_bytes} bytes planned for {member.worker.engine.batch} images at once"
         )
 
     def _work(self) -> None:
@@ -192,7 +192,8 @@ def _parser() -> _Parser:
         "foreseed-device",
         description="Take part in a run of a foreseed server, with this device's own images.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # With a width, argparse does not load what would measure the terminal: 0.7 MB.
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100),
         allow_abbrev=False,
     )
     add = parser.add_argument

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import time
 from array import array
-from math import isfinite
 
-from foreseed.device.answer import Order, OrderError, answer, forward_passes
-from foreseed.device.fit import beside_engine, fit, over_budget
-from foreseed.device.shard import open_shard
+from foreseed.device.answer import Order, OrderError
 from foreseed.device.state import Held
-from foreseed.engine import ProgramError, ProgramHead, ValuesError
+from foreseed.device.worker import Worker, over_budget
+from foreseed.engine import BudgetError, ProgramError, ValuesError
 from foreseed.engine.update import replay
 from foreseed.wire import (
     ANY_NUMBER,
@@ -44,12 +42,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from foreseed.device.shard import Shard
-    from foreseed.engine import Engine
-    from foreseed.engine.types import Buffer
     from foreseed.wire import Message
 
-_FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0
+_SOON, _FIRST_WAIT, _LONGEST_WAIT = 1.0, 5.0, 60.0
 """Seconds until a question is asked again."""
 _PROGRAM_TRIES, _STATE_TRIES = 3, 2
 
@@ -69,13 +64,13 @@ class Member:
     ) -> None:
         """`wanted` is the number to have in the run, `kept` what a state file had.
 
-        `memory_budget`: bytes for what is counted in `fit.py`; the interpreter comes on top. `costs` gives replies the
-        process's peak in KiB and the bytes sent and received. `say` takes a line for the user.
+        `memory_budget`: bytes for what is counted in `worker.py`; the interpreter comes on top. `costs` gives replies
+        the process's peak in KiB and the bytes sent and received. `say` takes a line for the user.
         """
         self.state = kept
         """All that is worth keeping over a restart, once there is a program."""
         self.welcome: Welcome | None = None
-        self.engine: Engine | None = None
+        self.worker: Worker | None = None
         self.epoch = b""
         """Of the server that announced itself last."""
         self._announced_run: bytes | None = None
@@ -88,7 +83,6 @@ class Member:
         """Messages that changed nothing, by reason."""
         self._shard_path, self._wanted, self._budget = shard_path, wanted, memory_budget
         self._costs, self._say = costs, say
-        self._shard: Shard | None = None
         self._joining: _Question | None = None
         self._download: _Download | None = None
         """Of the program, as long as there is no state; then of the state that the order needs."""
@@ -146,23 +140,20 @@ class Member:
 
     def work(self) -> list[Message]:
         """Catch up and answer the order, if there is one: takes as long as it takes. Returns what to send."""
-        order, state = self._order, self.state
-        if order is None or state is None or self._download is not None:
+        order, state, worker = self._order, self.state, self.worker
+        if order is None or state is None or worker is None or self._download is not None:
             return []
         began = time.monotonic()
         if not _caught_up(state, order):
-            if self._tries == _STATE_TRIES:
-                self._order = None
-                return self._refuse("damaged state", f"round {order.round}: the state does not match its hash")
-            self._download = _Download(
-                Fetch(order.run, STATE, order.round - 1, 0), 4 * len(state.values) * (1 + len(state.vectors))
-            )
-            return [self._download.fetch]
+            return self._fetch_state(order, state)
         self._order = None
         try:
-            reply = self._answer(order, state.values, began)
+            reply = worker.answer(order, state.values)
         except ValuesError as error:
             return self._refuse("not finite", f"round {order.round}: no answer: {error}")
+        peak, sent, received = self._costs()
+        ms = int(1000 * (time.monotonic() - began))
+        reply = reply._replace(compute_ms=ms, peak_kib=peak, sent=sent, received=received)
         self._answered = (order._replace(updates=()), reply)
         return [reply]
 
@@ -181,14 +172,18 @@ class Member:
             self._joining = None
             return []
         self.finished, self._announced_run = self.finished and known, announce.run
-        # A server that has just started knows nobody; one that announces itself again may not have been there to hear.
-        return [] if known and self._joining is None else self.connected()
+        if self._joining is not None:
+            # It was said before the server could hear it, or the answer is on its way.
+            self._joining = _Question(self._joining.message, _SOON)
+            return []
+        # A server that has just started knows nobody.
+        return [] if known else self.connected()
 
     def _welcomed(self, welcome: Welcome) -> list[Message]:
         if welcome != self.welcome:
             self._enter(welcome)
         self._joining, self._latest = None, 1
-        if self.engine is None:
+        if self.worker is None:
             assert self._download is not None
             return [self._download.fetch]
         return self._ready()
@@ -197,7 +192,7 @@ class Member:
         """Take a place in a run, with the program if it is the one held, and the values if they are of this run."""
         if self._budget is not None and 2 * welcome.program_bytes > self._budget:
             raise over_budget(2 * welcome.program_bytes, self._budget)
-        kept, self.state, self.engine, self._shard = self.state, None, None, None
+        kept, self.state, self.worker = self.state, None, None
         self.welcome, self._order, self._answered, self._tries = welcome, None, None, 0
         if kept is None or kept.program_hash != welcome.program_hash:
             self._fetch_program(welcome)
@@ -213,19 +208,18 @@ class Member:
 
     def _take_program(self, welcome: Welcome, program: bytes, kept: Held | None = None) -> None:
         """Make ready to answer: an engine, the shard, and room for the values, which may be there already."""
-        head = ProgramHead(program)
-        self._shard = open_shard(self._shard_path, head.image_bytes, head.classes)
-        self.engine = fit(head, welcome, self._shard.count, self._budget)
+        self.worker = Worker(program, welcome, self._shard_path, self._budget)
+        n_live = self.worker.program.n_live
         round, numbers = (NOTHING_HELD, []) if kept is None else (kept.round, [kept.values, *kept.vectors])
-        if [len(vector) for vector in numbers] != [head.n_live] * (1 + welcome.vectors):
-            round, numbers = NOTHING_HELD, [array("f", [0.0]) * head.n_live for _ in range(1 + welcome.vectors)]
+        if [len(vector) for vector in numbers] != [n_live] * (1 + welcome.vectors):
+            round, numbers = NOTHING_HELD, [array("f", [0.0]) * n_live for _ in range(1 + welcome.vectors)]
         values, *vectors = numbers
         self.state = Held(welcome.run, welcome.device, welcome.program_hash, program, round, values, vectors)
 
     def _ready(self) -> list[Message]:
         assert self.welcome is not None
-        assert self._shard is not None
-        return [Ready(self.welcome.run, self.held, self._shard.count)]
+        assert self.worker is not None
+        return [Ready(self.welcome.run, self.held, self.worker.shard.count)]
 
     # Fetching.
 
@@ -262,6 +256,14 @@ class Member:
         self._fetch_program(welcome)
         return [Fetch(welcome.run, PROGRAM, 0, 0)]
 
+    def _fetch_state(self, order: OrderMessage, state: Held) -> list[Message]:
+        if self._tries == _STATE_TRIES:
+            self._order = None
+            return self._refuse("damaged state", f"round {order.round}: the state does not match its hash")
+        total = 4 * len(state.values) * (1 + len(state.vectors))
+        self._download = _Download(Fetch(order.run, STATE, order.round - 1, 0), total)
+        return [self._download.fetch]
+
     # Orders.
 
     def _ordered(self, order: OrderMessage) -> list[Message]:
@@ -269,7 +271,7 @@ class Member:
             return self._refuse("foreign run")
         if order.device != self.welcome.device:
             return self._refuse("foreign device")
-        if self.engine is None:
+        if self.worker is None:
             return self._refuse("not ready")
         if order.round < self._latest:
             return self._refuse("stale order")
@@ -278,46 +280,11 @@ class Member:
             return [self._answered[1]]
         if self._order is not None and self._order._replace(updates=()) == bare:
             return [] if self._download is None else [self._download.fetch]
-        fault = self._fault(order, self.engine)
+        fault = _fault(order, self.worker)
         if fault is not None:
             return self._refuse("impossible order", f"round {order.round}: refused: {fault}")
         self._order, self._latest, self._download, self._tries = order, order.round, None, 0
         return []
-
-    def _fault(self, order: OrderMessage, engine: Engine) -> str | None:
-        """Why this device cannot follow an order."""
-        try:
-            Order.of(order)
-        except OrderError as error:
-            return str(error)
-        if order.k * order.local_steps > MAX_DIRECTIONS:
-            return f"{order.k} x {order.local_steps} loss differences, a reply holds {MAX_DIRECTIONS}"
-        if self._budget is not None and order.local_steps > 1:
-            assert self.welcome is not None
-            beside = beside_engine(engine.program.n_live, self.welcome.vectors, local_steps=True)
-            if engine.planned_bytes + beside > self._budget:
-                return str(over_budget(engine.planned_bytes + beside, self._budget))
-        return None
-
-    def _answer(self, message: OrderMessage, values: Buffer, began: float) -> Reply:
-        engine, shard, order = self.engine, self._shard, Order.of(message)
-        assert engine is not None
-        assert shard is not None
-        stats = None
-        if engine.program.n_stats:
-            # Of the device's own images at the values as they are, frozen while it probes.
-            stats = engine.batch_stats(values, shard.samples)
-            shard.release(0, shard.count)
-        result = answer(engine, values, shard.samples, order, stats, shard.release)
-        losses = array("f", [result.base_loss]) + result.loss_differences
-        if not all(map(isfinite, losses)):
-            raise ValuesError("a loss is larger than float32 holds; lower the learning rate or sigma")
-        passes = forward_passes(shard.count, order.k, order.spread, order.central, order.local_steps)
-        return Reply(
-            message.run, message.round, message.device, shard.count, losses.tobytes(),
-            passes + (0 if stats is None else shard.count), b"" if stats is None else stats.tobytes(),
-            int(1000 * (time.monotonic() - began)), *self._costs(),
-        )  # fmt: skip
 
     def _refuse(self, reason: str, line: str = "") -> list[Message]:
         self.refused[reason] = self.refused.get(reason, 0) + 1
@@ -327,13 +294,13 @@ class Member:
 
 
 class _Question:
-    """A message that wants an answer: asked again after 5 seconds, then ever more rarely."""
+    """A message that wants an answer: asked again after a while, then ever more rarely."""
 
     __slots__ = ("_due", "_wait", "message")
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, wait: float = _FIRST_WAIT) -> None:
         self.message = message
-        self._wait, self._due = _FIRST_WAIT, 0.0
+        self._wait, self._due = wait, 0.0
 
     def is_due(self, now: float) -> bool:
         # It was asked shortly before the first look at a clock.
@@ -368,6 +335,17 @@ class _Download:
         end = chunk.offset + len(chunk.data)
         self.question = _Question(self.fetch._replace(offset=end))
         return end == self._total
+
+
+def _fault(order: OrderMessage, worker: Worker) -> str | None:
+    """Why this device cannot follow an order."""
+    if order.k * order.local_steps > MAX_DIRECTIONS:
+        return f"{order.k} x {order.local_steps} loss differences, a reply holds {MAX_DIRECTIONS}"
+    try:
+        worker.make_room(Order.of(order))
+    except (OrderError, BudgetError) as error:
+        return str(error)
+    return None
 
 
 def _caught_up(state: Held, order: OrderMessage) -> bool:

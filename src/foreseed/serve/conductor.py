@@ -224,7 +224,7 @@ class Conductor:
             self.devices[name] = self._by_number[number] = Device(name, number)
         device, sends = self.devices[name], []
         if device.instance != instance:
-            if device.state != "gone":
+            if device.instance:
                 reason = f"another device joined as {name}; give every device a name of its own"
                 sends = [self._to(device, Leave(reason))]
             self._lose(device)

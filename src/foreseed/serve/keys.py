@@ -43,7 +43,7 @@ _ITERATIONS = 101
 
 
 class KeysError(ForeseedError):
-    """Keys that cannot be made as asked; nothing was changed."""
+    """Keys that cannot be made as asked; unless the disk itself failed, nothing was changed."""
 
 
 class Identity:
@@ -88,17 +88,18 @@ def make_keys(
         present_hosts = _broker_hosts(target / "mosquitto")
         for_hosts = wanted_hosts or present_hosts or HOSTS
         missing = [identity for identity in identities if not identity.complete]
-        kept = tuple(identity.name for identity in identities if identity not in missing)
         until = datetime.now(UTC) + timedelta(days)
         with _owner_only():
             authority.save(target)
             if set(for_hosts) != set(present_hosts):
                 _make_broker(target / "mosquitto", authority, for_hosts, until)
-            _make_identities(target, authority, missing, until)
+            if missing:
+                _make_identities(target, authority, missing, until)
             _configure(target)
     except OSError as error:
         raise KeysError(f"{error.filename}: {error.strerror}; give a folder that you may write to") from None
-    return Made(tuple(identity.name for identity in missing), kept, for_hosts)
+    made = dict.fromkeys(identity.name for identity in missing)
+    return Made(tuple(made), tuple(identity.name for identity in identities if identity.name not in made), for_hosts)
 
 
 class _Authority:

@@ -52,7 +52,7 @@ class Mosquitto:
         # As root, mosquitto would become another user, who cannot read our files.
         lines = [
             "user root", f"listener {port} 127.0.0.1", "allow_anonymous true", "persistence false",
-            "max_queued_messages 100000", "log_dest stderr",
+            "max_queued_messages 100000", "set_tcp_nodelay true", "log_dest stderr",
         ]  # fmt: skip
         return Mosquitto("\n".join(lines) + "\n", [port])
 

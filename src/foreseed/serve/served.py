@@ -130,8 +130,10 @@ class ServedFleet(Fleet):
         return self._conductor
 
     def _connect(self, connected: Callable[[], None]) -> Link:
+        # Nobody else may know it: a client that connects with the same id throws this one out.
+        client = f"foreseed-{secrets.token_hex(8)}"
         link = Link(
-            self._broker, f"foreseed-{self._epoch.hex()}", [EVERY_UP, EVERY_HERE], connected=connected, say=self._say,
+            self._broker, client, [EVERY_UP, EVERY_HERE], connected=connected, say=self._say,
             received=lambda topic, payload: self._events.put((topic, payload)), gave_up=self._events.put,
         )  # fmt: skip
         link.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from foreseed.serve.local import Mosquitto, executable
 from foreseed.serve.served import ServedFleet, Table, check
 from foreseed.simulate import Progress, World, make_world, run
 
+_LEAN = {"MALLOC_ARENA_MAX": "1"}
+"""glibc would set 128 MB of addresses aside for the link's thread; the shipped systemd unit says the same."""
 _PATIENCE = 30
 """Seconds that devices get to end by themselves when the run is over."""
 
@@ -134,8 +137,9 @@ class _Device:
         self._log = log
         with open(log, "wb") as file:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, preexec_fn=_limited(limit)
-            )
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, preexec_fn=_limited(limit),
+                env=os.environ | _LEAN,
+            )  # fmt: skip
 
     def __enter__(self) -> _Device:
         return self
