@@ -190,7 +190,7 @@ class DeviceScene:
         server = Server(small_coordinator(program), program)
         order, welcome, chunk = server.order(), server.welcome(), server.chunk(Fetch(RUN, PROGRAM, 0, 0))
         self.chance, self.shard, self.way = chance, shard, [encode(welcome), encode(chunk), encode(order)]
-        valid = [
+        valid: list[Message] = [
             order, order._replace(round=2), order._replace(device=1), order._replace(run=b"another!"), welcome,
             welcome._replace(device=1), chunk, server.chunk(Fetch(RUN, STATE, 0, 0)), Ack(RUN, 1, ""),
             Ack(b"another!", 1, "late"), server.announce(), server.announce(True), Leave("the run is full"),

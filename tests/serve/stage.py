@@ -44,7 +44,7 @@ class Stage:
         self.now = 100.0
         self.stored: list[dict[str, int]] = []
         self.coordinator = coordinator_for(devices, per_round)
-        rules = Fleet(**({"sample": "present", "deadline": 60.0, "gather": 10.0} | fleet))
+        rules = Fleet.model_validate({"sample": "present", "deadline": 60.0, "gather": 10.0} | fleet)
         self.conductor = Conductor(
             self.coordinator, rules, PROGRAM_BYTES, 0, b"an-epoch", numbers or {}, self.stored.append
         )

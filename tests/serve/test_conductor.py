@@ -159,7 +159,7 @@ def test_program_and_state_come_in_chunks(what: int) -> None:
     while len(data) < len(whole):
         (send,) = fetch(stage, what, 0, len(data))
         assert isinstance(send.message, Chunk)
-        assert send == ("a", instance_of("a"), Chunk(RUN, what, 0, len(data), whole[len(data) : len(data) + CHUNK]))
+        assert send == Send("a", instance_of("a"), Chunk(RUN, what, 0, len(data), whole[len(data) : len(data) + CHUNK]))
         data += send.message.data
     assert data == whole
     assert fetch(stage, what, 0, len(whole)) == []
@@ -170,6 +170,7 @@ def test_only_the_state_of_now_can_be_fetched() -> None:
     stage, sent = full()
     assert fetch(stage, STATE, 1, 0) == []
     assert fetch(stage, PROGRAM, 1, 0) == []
+    assert len(fetch(stage, STATE, 0, 0)) == 1
     for send in sent:
         stage.answer(send)
     stage.close()

@@ -85,6 +85,7 @@ def test_round_with_extra_closes_with_the_first_replies_and_blames_nobody() -> N
     for send in sent[:3]:
         stage.answer(send)
     assert stage.conductor.complete
+    assert stage.say(sent[4].name, Ready(RUN, 0, 20)) == []
     (late,) = stage.answer(sent[3])
     assert late.message.refused == "not needed any more"  # type: ignore[union-attr]
     stage.close()
@@ -115,7 +116,7 @@ def test_others_are_asked_at_a_deadline_with_too_few_replies_and_all_replies_cou
     assert not stage.conductor.complete
     stage.answer(others[0])
     assert stage.conductor.complete
-    devices = {send.message.device for send in (sent[0], sent[1], others[0])}  # type: ignore[union-attr]
+    devices = {send.message.device for send in (sent[0], sent[1], others[0])}
     assert {reply.device for reply in stage.coordinator.close().replies} == devices
 
 
@@ -165,7 +166,9 @@ def test_device_that_vanishes_is_replaced_at_once_and_by_one_only() -> None:
     assert stage.wait(1) == []
     for send in (sent[1], sent[2], replacement[0]):
         stage.answer(send)
-    assert stage.conductor.complete
+    stage.close()
+    failed = {name for name, device in stage.conductor.devices.items() if device.failures}
+    assert failed == {sent[0].name}
 
 
 def test_extra_devices_stand_in_for_those_that_vanish() -> None:

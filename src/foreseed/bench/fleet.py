@@ -169,6 +169,6 @@ def _result(config: Config, summary: dict[str, Any], rows: list[dict[str, Any]])
         "devices": config.data.devices,
         "per_round": config.data.per_round,
         "replies": answers,
-        "refused": sum(fleet["refused"].values()),
+        "refused": fleet["refused"],
         "machine": describe_machine(),
     }

@@ -116,7 +116,8 @@ def _parts(rows: Sequence[SummaryRow]) -> list[tuple[str, list[tuple[str, Any]]]
     parts = []
     for title, lines in PARTS.items():
         shown = [(line.label, cells) for line in lines if (cells := line.cells(rows)) is not None]
-        parts.append((title, shown))
+        if shown:
+            parts.append((title, shown))
     return parts
 
 

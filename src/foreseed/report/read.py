@@ -99,6 +99,15 @@ class Shares(_Record):
     sizes: tuple[int, ...]
 
 
+class FleetCosts(_Record):
+    """What a run on real devices took beyond the payload."""
+
+    wire_up_bytes: float
+    wire_down_bytes: float
+    device_peak_mb: float
+    round_overhead_ms: float
+
+
 class Summary(_Record):
     """The results of a run, as summary.json holds them."""
 
@@ -124,6 +133,7 @@ class Summary(_Record):
     layers: tuple[Layer, ...]
     pruning: Pruning | None
     partition: Shares
+    fleet: FleetCosts | None = None
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,10 @@ class SummaryRow:
     observed_bytes: Stat | None
     process_peak_bytes: Stat | None
     seconds: Stat
+    wire_up_bytes: Stat | None
+    wire_down_bytes: Stat | None
+    device_peak_bytes: Stat | None
+    round_overhead_seconds: Stat | None
 
 
 def summary_table(runs: Sequence[str | os.PathLike[str]]) -> list[SummaryRow]:
@@ -89,6 +93,10 @@ def summary_row(arm: Arm) -> SummaryRow:
         observed_bytes=arm.maybe(lambda s: s.memory.observed_bytes),
         process_peak_bytes=arm.maybe(lambda s: s.memory.process_peak_bytes),
         seconds=arm.stat(lambda s: s.total.seconds),
+        wire_up_bytes=arm.maybe(lambda s: None if s.fleet is None else s.fleet.wire_up_bytes),
+        wire_down_bytes=arm.maybe(lambda s: None if s.fleet is None else s.fleet.wire_down_bytes),
+        device_peak_bytes=arm.maybe(lambda s: None if s.fleet is None else 1e6 * s.fleet.device_peak_mb),
+        round_overhead_seconds=arm.maybe(lambda s: None if s.fleet is None else s.fleet.round_overhead_ms / 1000),
     )
 
 
@@ -206,7 +214,7 @@ PARTS: dict[str, tuple[Line | WordLine, ...]] = {
         Line("forward passes of an image", lambda r: r.forward_passes, amount, "lower"),
         Line("bytes up", lambda r: r.bytes_up, _bytes, "lower"),
         Line("bytes down", lambda r: r.bytes_down, _bytes, "lower"),
-        Line("time of the simulation", lambda r: r.seconds, duration),
+        Line("time of the rounds", lambda r: r.seconds, duration),
     ),
     "One device, one round": (
         Line("FLOPs", lambda r: r.device_round_flops, _flop, "lower"),
@@ -217,6 +225,14 @@ PARTS: dict[str, tuple[Line | WordLine, ...]] = {
         Line("planned", lambda r: r.planned_bytes, _bytes, "lower"),
         Line("observed by the engine", lambda r: r.observed_bytes, _bytes, "lower"),
         Line("whole process", lambda r: r.process_peak_bytes, _bytes, "lower"),
+    ),
+    "Real devices": (
+        Line(
+            "bytes up on the wire, framing and TLS included", lambda r: r.wire_up_bytes, _bytes, "lower", optional=True
+        ),
+        Line("bytes down on the wire", lambda r: r.wire_down_bytes, _bytes, "lower", optional=True),
+        Line("largest device process", lambda r: r.device_peak_bytes, _bytes, "lower", optional=True),
+        Line("a round beyond its computing", lambda r: r.round_overhead_seconds, duration, "lower", optional=True),
     ),
 }
 """The page's table, part by part."""

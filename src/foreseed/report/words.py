@@ -41,9 +41,11 @@ def count(stat: Stat | None) -> str:
 
 
 def duration(stat: Stat | None) -> str:
-    """Seconds as `4.2 s`, `3.4 min` or `1.5 h`."""
+    """Seconds as `12.3 ms`, `4.2 s`, `3.4 min` or `1.5 h`."""
     if stat is None:
         return NONE
+    if stat.mean < 0.1:
+        return f"{_plus_minus(stat, 1000, 1)}\u00a0ms"
     for size, unit in ((3600, "h"), (60, "min")):
         if stat.mean >= size:
             return f"{_plus_minus(stat, 1 / size, 1)}\u00a0{unit}"

@@ -105,7 +105,7 @@ class ServedFleet(Fleet):
                 "devices": len(devices),
                 "device_peak_mb": max(peaks.values(), default=0) * 1024 / 1e6,
                 "device_peaks_kib": peaks,
-                "refused": dict(self._conductor.refused),
+                "refused": sum(row["refused"] for row in rows),
                 "wire_up_bytes": sum(row["wire_up"] for row in rows),
                 "wire_down_bytes": sum(row["wire_down"] for row in rows),
                 "payload_up_bytes": sum(row["bytes_up"] for row in rows),
