@@ -29,11 +29,11 @@ class _Timed:
         call = getattr(self._engine, name)
 
         def timed(*arguments: Any) -> Any:
-            began = time.process_time()
+            began = time.perf_counter()
             try:
                 return call(*arguments)
             finally:
-                self.seconds += time.process_time() - began
+                self.seconds += time.perf_counter() - began
 
         return timed
 
@@ -51,9 +51,9 @@ class _TimedFleet(Fleet):
         # What `close` maps is the estimate, which is the engine's; what `ask` maps is the devices.
         if getattr(work, "__name__", "") != "piece":
             return super().map(work, items)
-        began = time.process_time()
+        began = time.perf_counter()
         results = [work(item) for item in items]
-        self.inside += time.process_time() - began
+        self.inside += time.perf_counter() - began
         return results
 
     def _watch(self, engine: Engine) -> _Timed:
@@ -62,7 +62,7 @@ class _TimedFleet(Fleet):
 
 
 def bench_simulator(rounds: int = 20) -> dict[str, Any]:
-    """Run rounds of 100 small devices on one thread, in CPU time; the best round counts, since machines are noisy."""
+    """Run rounds of 100 small devices on one thread; the best round counts, since machines are noisy."""
     world = make_world(load(None, _SETTINGS))
     fleet, state = _TimedFleet(world), ntk_baffle.init(world)
     devices = world.config.data.per_round
@@ -71,9 +71,9 @@ def bench_simulator(rounds: int = 20) -> dict[str, Any]:
         fleet.evaluate(world.values)  # so that the engine is there
         for _ in range(rounds):
             before = fleet.timed.seconds + fleet.inside
-            began = time.process_time()
+            began = time.perf_counter()
             ntk_baffle.round(world, fleet, state)
-            seconds = time.process_time() - began
+            seconds = time.perf_counter() - began
             inside = fleet.timed.seconds + fleet.inside - before
             overheads.append((seconds - inside) / devices)
             engines.append(inside / devices)

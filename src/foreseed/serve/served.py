@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from foreseed.config import Config, ConfigError
 from foreseed.device.link import Broker, Link, LinkError
@@ -30,6 +32,8 @@ _CONNECTED = None
 """The event of a new connection, among the messages."""
 _GOODBYE = 10.0
 """Seconds to find the broker in, when all that is left to say is that the run is over."""
+
+_Numbers = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 
 Event = tuple[str, bytes] | LinkError | None
 Table = Mapping[str, Device]
@@ -187,14 +191,13 @@ class ServedFleet(Fleet):
 
     def _numbers(self) -> dict[str, int]:
         try:
-            numbers: dict[str, int] = json.loads(self._enrolled.read_bytes())
+            return _Numbers.validate_json(self._enrolled.read_bytes(), strict=True)
         except FileNotFoundError:
             return {}
-        except ValueError:
+        except ValidationError:
             raise ForeseedError(
                 f"{self._enrolled} is damaged: it holds which device has which number; put it right, or start anew"
             ) from None
-        return numbers
 
     def _store(self, numbers: Mapping[str, int]) -> None:
         os.makedirs(self._enrolled.parent, exist_ok=True)

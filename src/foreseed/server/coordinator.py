@@ -19,7 +19,7 @@ from foreseed.engine import SHARED_DEVICE, ForeseedError
 from foreseed.engine.types import DirectionKind
 from foreseed.engine.update import apply_step, estimate
 from foreseed.server.optimiser import Optimiser
-from foreseed.server.robust import clipped, trimmed_mean
+from foreseed.server.robust import clipped, fair, trimmed_mean
 from foreseed.server.sampling import sample
 from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, Update, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
@@ -265,7 +265,7 @@ class Coordinator:
         differences = np.stack([np.frombuffer(reply.losses, "<f4")[1:].astype(np.float64) for reply in replies])
         weights = np.array([reply.samples / total for reply in replies])
         if self.rules.robust == "clip":
-            differences = clipped(differences)
+            differences, weights = clipped(differences), fair(weights)
         if self.rules.robust == "trim":
             parts = [(SHARED_DEVICE, scale * trimmed_mean(differences, weights, self.rules.trim))]
         else:
