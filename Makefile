@@ -29,7 +29,7 @@ bench: install
 	$(VENV)/bin/foreseed bench engine
 	$(VENV)/bin/foreseed bench memory
 
-# Tests run real components: cross compilers and an emulator.
+# Tests run real components: cross compilers, an emulator and a broker.
 debian:
 	sh tools/debian-packages gcc gcc-arm-none-eabi libnewlib-arm-none-eabi gcc-aarch64-linux-gnu \
-	    libc6-dev-arm64-cross qemu-user
+	    libc6-dev-arm64-cross qemu-user mosquitto
