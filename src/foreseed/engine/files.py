@@ -6,11 +6,17 @@ import os
 
 from foreseed.engine.types import Buffer
 
+PARTIAL = ".partial"
+"""How the name of a file ends while it is being written: the same each time, so that kills leave one at most."""
+
 
 def write_whole(path: str | os.PathLike[str], *pieces: Buffer) -> None:
-    """Write a file, to the disk, so that nobody ever sees half of it; what could not be finished leaves nothing."""
+    """Write a file, to the disk: it is there whole, with the new content or the old, whatever happens.
+
+    What could not be finished leaves nothing. One process at a time may write a file.
+    """
     folder, name = os.path.split(os.fspath(path))
-    partial = os.path.join(folder, f".{name}.partial-{os.getpid()}")
+    partial = os.path.join(folder, f".{name}{PARTIAL}")
     try:
         with open(partial, "wb") as file:
             for piece in pieces:
@@ -22,3 +28,9 @@ def write_whole(path: str | os.PathLike[str], *pieces: Buffer) -> None:
         if os.path.exists(partial):
             os.unlink(partial)
         raise
+    # The new name is on the disk only when its folder is.
+    entry = os.open(folder or ".", os.O_RDONLY)
+    try:
+        os.fsync(entry)
+    finally:
+        os.close(entry)

@@ -224,7 +224,7 @@ PARTS: dict[str, tuple[Line | WordLine, ...]] = {
     "Peak memory of a device": (
         Line("planned", lambda r: r.planned_bytes, _bytes, "lower"),
         Line("observed by the engine", lambda r: r.observed_bytes, _bytes, "lower"),
-        Line("whole process", lambda r: r.process_peak_bytes, _bytes, "lower"),
+        Line("whole process, without a network", lambda r: r.process_peak_bytes, _bytes, "lower"),
     ),
     "Real devices": (
         Line(

@@ -29,7 +29,7 @@ _PATIENCE = 30
 
 _PAPER = {
     "name": "ntk-baffle", "rounds": 100, "eval_every": 5, "data.devices": 10, "data.per_round": 2, "data.beta": 0.1,
-    "train.k": 50, "train.lr": 0.005, "fleet.deadline": 600.0,
+    "train.k": 50, "train.lr": 0.003, "fleet.sample": "all",
 }  # fmt: skip
 _BAFFLE = {"method": "baffle", "name": "baffle", "train.lr": 0.001}
 """The dense arm's estimate is ten times as noisy, so its steps are shorter."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,26 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foreseed.engine import ForeseedError
-
-PARTIAL = ".partial"
-"""How the name of a file ends while it is being written."""
+from foreseed.engine.files import write_whole
 
 Arrays = dict[str, npt.NDArray[np.generic]]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """The file is there whole, with the new content or the old, whatever happens."""
-    partial = path.with_name(path.name + PARTIAL)
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def save(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
@@ -40,7 +22,7 @@ def save(path: Path, arrays: Mapping[str, npt.ArrayLike]) -> None:
     buffer = io.BytesIO()
     named: dict[str, Any] = {name: np.asarray(array) for name, array in arrays.items()}
     np.savez(buffer, **named)
-    write_atomically(path, buffer.getvalue())
+    write_whole(path, buffer.getbuffer())
 
 
 def load(path: Path) -> Arrays:

@@ -22,6 +22,7 @@ from foreseed.config import Config, differences
 from foreseed.config import load as load_config
 from foreseed.data import picture
 from foreseed.engine import ForeseedError
+from foreseed.engine.files import PARTIAL, write_whole
 from foreseed.methods import METHODS
 from foreseed.prune import Step, save_mask
 from foreseed.simulate import checkpoint
@@ -78,7 +79,7 @@ def run(
             _train(world, fleet, method, state, rows, folder, watch)
             world.program.save(folder / "model.fsp", state.values, state.stats)
             summary = summarise(world, rows) | fleet.finish(rows)
-            checkpoint.write_atomically(folder / "summary.json", json.dumps(summary, indent=1).encode())
+            write_whole(folder / "summary.json", json.dumps(summary, indent=1).encode())
             return summary
         finally:
             fleet.close()
@@ -160,12 +161,12 @@ def _claim(config: Config, folder: Path, resume: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # A half-written config is what a kill at this very moment leaves: nothing to resume, and nothing to lose.
-        taken = any(entry.suffix != checkpoint.PARTIAL and entry.name != LOCK for entry in folder.iterdir())
+        taken = any(entry.suffix != PARTIAL and entry.name != LOCK for entry in folder.iterdir())
     except OSError as error:
         raise RunError(f"{folder}: cannot make a run folder there ({error.strerror}); choose another --out") from None
     if taken:
         raise RunError(f"{folder} exists and is not empty; choose another --out, or go on with --resume")
-    checkpoint.write_atomically(written, config.to_toml().encode())
+    write_whole(written, config.to_toml().encode())
 
 
 def _write_start(world: World, folder: Path) -> None:
@@ -178,9 +179,9 @@ def _write_start(world: World, folder: Path) -> None:
             f"{folder}: its data, mask or first weights are not made here as they were when it began; resume it with "
             f"the same data, on a machine and with versions as in {env.name}"
         )
-    checkpoint.write_atomically(begun, digest)
+    write_whole(begun, digest)
     if not env.exists():
-        checkpoint.write_atomically(env, json.dumps(environment(), indent=1).encode())
+        write_whole(env, json.dumps(environment(), indent=1).encode())
     if world.pruning is not None:
         save_mask(folder / "mask.npz", world.pruning.mask)
     for name in ("partition.svg", "partition.png"):
@@ -211,7 +212,7 @@ def _restore(world: World, method: ModuleType, folder: Path) -> tuple[Any, list[
             f"{folder}: {len(lines)} lines of metrics beside a checkpoint of round {done}, files of this run are lost; "
             "start it anew in another folder"
         )
-    checkpoint.write_atomically(metrics, b"".join(lines[:done]))
+    write_whole(metrics, b"".join(lines[:done]))
     state = method.init(world) if arrays is None else method.restore(world, arrays)
     return state, [json.loads(line) for line in lines[:done]]
 
