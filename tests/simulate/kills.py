@@ -13,10 +13,9 @@ from foreseed.config import Config
 from foreseed.simulate import run
 from tests.simulate.small import leave_out_the_slow
 
-# Each process is forked from one that has loaded foreseed and what torch's tracer loads when it is first used (as
-# `foreseed.models` uses it), and has done nothing else yet.
+# Each process is forked from one that has loaded foreseed, and has done nothing else yet.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["foreseed.simulate", "torch.fx.experimental.symbolic_shapes"])
+_PROCESSES.set_forkserver_preload(["foreseed.simulate"])
 
 
 def go_on(config: Config, folder: Path) -> None:

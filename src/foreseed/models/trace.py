@@ -37,11 +37,13 @@ def trace(model: nn.Module, input_shape: Shape) -> tuple[list[Step], int]:
     """The ops of a model, unfused, and the number of the tensor that holds its logits."""
     graph = _symbolic(model)
     run = _Run(model, input_shape)
-    for node in graph.nodes:
+    for number, node in enumerate(graph.nodes):
         try:
             run.take(node)
         except Refusal as refusal:
-            raise UnsupportedLayerError(f"{_where(model, node)} {refusal}") from None
+            # Only now, and again, with the lines of the user's code: noting them takes torch two seconds to load.
+            place = list(_symbolic(model, stack_traces=True).nodes)[number]
+            raise UnsupportedLayerError(f"{_where(model, place)} {refusal}") from None
     return run.net.steps, run.result
 
 
@@ -52,9 +54,9 @@ class _Proxy(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self) -> None:
+    def __init__(self, stack_traces: bool) -> None:
         super().__init__()
-        self.record_stack_traces = True
+        self.record_stack_traces = stack_traces
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # A subclass of a known layer is a leaf as well, so that it is refused by its own name.
@@ -64,7 +66,7 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
 
-def _symbolic(model: nn.Module) -> fx.Graph:
+def _symbolic(model: nn.Module, stack_traces: bool = False) -> fx.Graph:
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
             raise UnsupportedLayerError(
@@ -72,7 +74,7 @@ def _symbolic(model: nn.Module) -> fx.Graph:
                 "remove them first (torch.nn.utils.prune.remove) and pass what they prune as mask"
             )
     try:
-        return _Tracer().trace(model)
+        return _Tracer(stack_traces).trace(model)
     except Exception as error:  # whatever the user's forward raises when it is given a symbol in place of images
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if _is_own(f.filename)]

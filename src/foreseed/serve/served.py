@@ -90,6 +90,7 @@ class ServedFleet(Fleet):
         return traffic | self._wire(replies) | {
             "round_overhead_ms": waited - max(reply.compute_ms for reply in replies),
             "refused": sum(conductor.refused.values()) - refused,
+            "peaks_kib": [reply.peak_kib for reply in replies],
         }  # fmt: skip
 
     def finish(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -100,23 +101,9 @@ class ServedFleet(Fleet):
             link = self._connect(found.set)
             found.wait(_GOODBYE)
         link.stop((ALL, encode(Announce(run_id(self.world.config), self._epoch, True)), True))
-        if self._conductor is None:
-            return {}
-        devices = self._conductor.devices
-        peaks = {name: device.peak_kib for name, device in devices.items() if device.peak_kib}
-        return {
-            "fleet": {
-                "devices": len(devices),
-                "device_peak_mb": max(peaks.values(), default=0) * 1024 / 1e6,
-                "device_peaks_kib": peaks,
-                "refused": sum(row["refused"] for row in rows),
-                "wire_up_bytes": sum(row["wire_up"] for row in rows),
-                "wire_down_bytes": sum(row["wire_down"] for row in rows),
-                "payload_up_bytes": sum(row["bytes_up"] for row in rows),
-                "payload_down_bytes": sum(row["bytes_down"] for row in rows),
-                "round_overhead_ms": sorted(row["round_overhead_ms"] for row in rows)[len(rows) // 2],
-            }
-        }
+        # A server that was killed counted too, but a run may have begun in the simulator.
+        served = [row for row in rows if "wire_up" in row]
+        return {"fleet": self._costs(served)} if served else {}
 
     def close(self) -> None:
         if self._link is not None:
@@ -188,6 +175,23 @@ class ServedFleet(Fleet):
             up, down = up + max(reply.sent - sent, 0), down + max(reply.received - received, 0)
             self._counted[key] = (reply.sent, reply.received)
         return {"wire_up": up, "wire_down": down}
+
+    def _costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        names, peaks = {number: name for name, number in self._numbers().items()}, dict[str, int]()
+        for row in rows:
+            for number, peak in zip(row["participants"], row["peaks_kib"], strict=True):
+                peaks[names[number]] = max(peak, peaks.get(names[number], 0))
+        return {
+            "devices": len(names),
+            "device_peak_mb": max(peaks.values()) * 1024 / 1e6,
+            "device_peaks_kib": peaks,
+            "refused": sum(row["refused"] for row in rows),
+            "wire_up_bytes": sum(row["wire_up"] for row in rows),
+            "wire_down_bytes": sum(row["wire_down"] for row in rows),
+            "payload_up_bytes": sum(row["bytes_up"] for row in rows),
+            "payload_down_bytes": sum(row["bytes_down"] for row in rows),
+            "round_overhead_ms": sorted(row["round_overhead_ms"] for row in rows)[len(rows) // 2],
+        }
 
     def _numbers(self) -> dict[str, int]:
         try:
