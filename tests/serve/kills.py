@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from foreseed.config import Config
 from foreseed.data import write_shards
@@ -27,7 +31,8 @@ from foreseed.simulate import World, make_world, run
 from tests.simulate.small import leave_out_the_slow, small_config, write_bars
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["foreseed.serve.served", "torch.fx.experimental.symbolic_shapes"])
+# What torch's tracer loads when it is first used, so that a server that starts again is there at once.
+_PROCESSES.set_forkserver_preload(["foreseed.serve.served", "torch.fx.experimental.symbolic_shapes", "torch._inductor"])
 _PATIENCE = 120.0
 """Seconds until a trial counts as stuck; a quiet one takes a few."""
 
@@ -37,33 +42,82 @@ def fleet_config(bars: Path, **changes: object) -> Config:
     return small_config(bars, **({"rounds": 20, "eval_every": 10, "fleet__sample": "all"} | changes))
 
 
-class RealFleet:
-    """A broker, a server and its devices, each in a process of its own that can be killed and started again."""
+class KilledAtTheEnd(ServedFleet):
+    """A server that is killed when its last round is on disk, and before devices are told."""
 
-    def __init__(self, config: Config, folder: Path, shards: Path) -> None:
-        self.config, self.folder, self.shards = config, folder, shards
-        self.broker = Mosquitto.plain()
-        self.devices: list[subprocess.Popen[bytes]] = []
-        (folder / "states").mkdir(parents=True)
-        self.server = self._start_server()
-        self.devices = [self._start_device(number) for number in range(config.data.devices)]
+    def finish(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().finish(rows)
 
-    def _start_server(self) -> BaseProcess:
-        process = _PROCESSES.Process(target=_serve, args=(self.config, self.folder, self.broker.url))
-        process.start()
-        return process
 
-    def _start_device(self, number: int) -> subprocess.Popen[bytes]:
-        with open(self.folder / f"device-{number}.log", "ab") as log:
-            return subprocess.Popen(
+class Devices:
+    """Devices of a run, each in a process of its own that can be killed and started again."""
+
+    def __init__(self, url: str, count: int, folder: Path, shards: Path, save_every: int = 3) -> None:
+        self._url, self._folder, self._shards, self._save_every = url, folder, shards, save_every
+        folder.mkdir(parents=True, exist_ok=True)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        for number in range(count):
+            self.start(number)
+
+    def start(self, number: int) -> None:
+        with open(self._folder / f"device-{number}.log", "ab") as log:
+            self._processes[number] = subprocess.Popen(
                 [
-                    sys.executable, "-m", "foreseed.device.agent", "--broker", self.broker.url, "--once",
-                    "--name", f"device-{number}", "--number", str(number), "--save-every", "3",
-                    "--shard", str(self.shards / f"device-{number:05}.bin"),
-                    "--state", str(self.folder / "states" / str(number)),
+                    sys.executable, "-m", "foreseed.device.agent", "--broker", self._url, "--once",
+                    "--name", f"device-{number}", "--number", str(number), "--save-every", str(self._save_every),
+                    "--shard", str(self._shards / f"device-{number:05}.bin"),
+                    "--state", str(self._folder / f"device-{number}.state"),
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
+
+    def kill(self, number: int) -> None:
+        self._processes[number].kill()
+        self._processes[number].wait()
+
+    def hang(self, number: int) -> None:
+        """Let a device do nothing, and nobody be told, as when its network fails."""
+        self._processes[number].send_signal(signal.SIGSTOP)
+
+    def go_on(self, number: int) -> None:
+        self._processes[number].send_signal(signal.SIGCONT)
+
+    def log(self, number: int) -> str:
+        """All that a device said, in all its lives."""
+        return (self._folder / f"device-{number}.log").read_text()
+
+    def wait(self) -> list[int]:
+        """Wait until all have ended by themselves; returns their exit codes."""
+        return [process.wait(_PATIENCE) for process in self._processes.values()]
+
+    def close(self) -> None:
+        for number in self._processes:
+            self.kill(number)
+
+    def __enter__(self) -> Devices:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RealFleet:
+    """A broker, a server and its devices, each in a process of its own that can be killed and started again."""
+
+    def __init__(self, config: Config, folder: Path, shards: Path, kind: type[ServedFleet] = ServedFleet) -> None:
+        self.config, self.folder = config, folder
+        folder.mkdir(parents=True)
+        self.broker = Mosquitto.plain()
+        self.start_server(kind)
+        self.devices = Devices(self.broker.url, config.data.devices, folder, shards)
+
+    def start_server(self, kind: type[ServedFleet] = ServedFleet) -> None:
+        """Start the run, or go on with it."""
+        self.server: BaseProcess = _PROCESSES.Process(
+            target=_serve, args=(self.config, self.folder, self.broker.url, kind)
+        )
+        self.server.start()
 
     @property
     def rounds(self) -> int:
@@ -78,16 +132,15 @@ class RealFleet:
             self.server.join()
             time.sleep(pause)
             self.server.close()
-            self.server = self._start_server()
+            self.start_server()
         elif victim == "broker":
             self.broker.kill()
             time.sleep(pause)
             self.broker.start()
         else:
-            self.devices[number].kill()
-            self.devices[number].wait()
+            self.devices.kill(number)
             time.sleep(pause)
-            self.devices[number] = self._start_device(number)
+            self.devices.start(number)
 
     def finish(self) -> None:
         """Wait until the run is over."""
@@ -96,17 +149,21 @@ class RealFleet:
 
     def close(self) -> None:
         self.server.kill()
-        for device in self.devices:
-            device.kill()
-            device.wait()
+        self.server.join()
+        self.devices.close()
         self.broker.close()
+
+    def __enter__(self) -> RealFleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def trial(config: Config, folder: Path, shards: Path, random: Random, kills: int) -> tuple[bytes, list[str]]:
     """One run with so many kills; returns the model that it ended with, and who was killed."""
-    fleet = RealFleet(config, folder, shards)
     killed = []
-    try:
+    with RealFleet(config, folder, shards) as fleet:
         for after in sorted(random.randrange(config.rounds) for _ in range(kills)):
             end = time.monotonic() + _PATIENCE
             while fleet.rounds < after and fleet.server.is_alive():
@@ -118,8 +175,6 @@ def trial(config: Config, folder: Path, shards: Path, random: Random, kills: int
             killed.append(random.choice(["server", "broker", "device"]))
             fleet.kill(killed[-1], random.randrange(config.data.devices), random.uniform(0, 0.3))
         fleet.finish()
-    finally:
-        fleet.close()
     return (folder / "run" / "model.fsp").read_bytes(), killed
 
 
@@ -129,14 +184,14 @@ def simulated(config: Config, folder: Path, world: World) -> bytes:
     return (folder / "model.fsp").read_bytes()
 
 
-def _serve(config: Config, folder: Path, url: str) -> None:
+def _serve(config: Config, folder: Path, url: str, kind: type[ServedFleet]) -> None:
     leave_out_the_slow(setattr)
     target, log = folder / "run", folder / "server.log"
     with open(log, "a") as file:
         sys.stderr = file
         run(
             config, target, resume=(target / "config.toml").exists(),
-            devices=lambda world: ServedFleet(world, target, broker(url), lambda line: print(line, file=file)),
+            devices=lambda world: kind(world, target, broker(url), lambda line: print(line, file=file)),
         )  # fmt: skip
 
 

@@ -48,22 +48,39 @@ def test_new_names_get_the_numbers_they_want_or_the_lowest_free_ones() -> None:
     for name, wanted, given in [("a", 1, 1), ("b", ANY_NUMBER, 0), ("c", ANY_NUMBER, 2), ("d", 5, 5)]:
         (send,) = stage.say(name, Join(wanted))
         assert send == (name, instance_of(name), Welcome(RUN, given, HASH, len(PROGRAM_BYTES), 0, 1))
+    assert stage.stored == []
+    for name in "adcb":
+        stage.say(name, Ready(RUN, 0, 20))
     assert stage.stored[-1] == {"a": 1, "b": 0, "c": 2, "d": 5}
 
 
-def test_number_is_stored_before_its_device_is_told() -> None:
+def test_number_of_a_device_that_never_was_ready_is_free_again_when_it_leaves() -> None:
+    stage = Stage(devices=1, per_round=1)
+    stage.say("mistyped", Join(ANY_NUMBER))
+    assert "full" in reason(stage.say("a", Join(ANY_NUMBER)))
+    stage.leave("mistyped")
+    (send,) = stage.say("a", Join(ANY_NUMBER))
+    assert isinstance(send.message, Welcome)
+    stage.say("a", Ready(RUN, 0, 20))
+    stage.leave("a")
+    assert "full" in reason(stage.say("mistyped", Join(ANY_NUMBER)))
+    assert stage.stored == [{"a": 0}]
+
+
+def test_number_is_stored_before_its_device_is_asked() -> None:
     stage = Stage()
 
     def full_disk(numbers: dict[str, int]) -> None:
         raise OSError("no space left")
 
     stage.conductor._enrolled = full_disk
+    stage.say("a", Join(ANY_NUMBER))
     with pytest.raises(OSError, match="no space left"):
-        stage.say("a", Join(ANY_NUMBER))
-    assert stage.conductor.devices == {}
+        stage.say("a", Ready(RUN, 0, 20))
+    assert stage.conductor.devices["a"].state == "joining"
     stage.conductor._enrolled = stage.stored.append
-    stage.say("b", Join(0))
-    assert stage.stored == [{"b": 0}]
+    stage.join("b", 1)
+    assert stage.stored == [{"b": 1}]
 
 
 def test_known_name_keeps_its_number_over_a_restart_of_the_server() -> None:
@@ -77,6 +94,7 @@ def test_known_name_keeps_its_number_over_a_restart_of_the_server() -> None:
     (send,) = stage.say("c", Join(ANY_NUMBER))
     assert isinstance(send.message, Welcome)
     assert send.message.device == 0
+    stage.say("c", Ready(RUN, 0, 20))
     assert stage.stored == [{"a": 4, "b": 1, "c": 0}]
 
 

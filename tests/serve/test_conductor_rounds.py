@@ -25,8 +25,47 @@ def test_round_starts_as_soon_as_enough_devices_are_ready() -> None:
     stage.now += 2
     sent = orders(stage.join("d"))
     assert asked(sent) == set("abcd")
-    assert stage.conductor.asked_at == stage.now
     assert all(stage.state(name) == "asked" for name in "abcd")
+
+
+def test_rounds_do_not_wait_again_for_devices_that_were_not_there_the_last_time() -> None:
+    stage = Stage(min_replies=1, gather=10)
+    stage.open()
+    stage.join("a")
+    stage.join("b")
+    first = stage.wait(10)
+    assert asked(first) == {"a", "b"}
+    for send in orders(first):
+        stage.answer(send)
+    second = orders(stage.close())
+    assert asked(second) == {"a", "b"}
+    stage.leave("b")
+    stage.answer(next(send for send in second if send.name == "a"))
+    assert stage.close() == []  # one fewer than the last time: it may be back in a moment
+    assert asked(stage.wait(10)) == {"a"}
+
+
+def test_device_that_is_ready_again_and_again_gets_no_more_time() -> None:
+    stage, first = full(per_round=2, min_replies=2, deadline=60)
+    stage.answer(first[0])
+    for _ in range(5):
+        assert stage.wait(11) == []
+        assert asked(stage.say(first[1].name, Ready(RUN, 0, 20))) == {first[1].name}
+    (other,) = orders(stage.wait(6))
+    assert other.name not in (first[0].name, first[1].name)
+
+
+def test_after_a_new_connection_nobody_is_here_until_it_joins_again() -> None:
+    stage, first = full(per_round=2)
+    stage.answer(first[0])
+    before = stage.conductor.announce
+    stage.conductor.reconnected(b"epoch-no2")
+    assert stage.conductor.announce != before
+    here = [name for name in "abcdef" if stage.state(name) != "gone"]
+    assert here == [first[1].name]  # still at work, for as long as it has
+    stage.answer(first[1])
+    assert stage.close() == []
+    assert asked(stage.join(first[0].name)) == {first[0].name, first[1].name}
 
 
 def test_round_starts_with_fewer_when_the_time_to_gather_is_over() -> None:

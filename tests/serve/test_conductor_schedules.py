@@ -207,7 +207,7 @@ class World:
         for send in sends:
             message = send.message
             if isinstance(message, Welcome):
-                assert self.stored[send.name] == message.device
+                assert all((name == send.name) == (number == message.device) for name, number in self.stored.items())
             if isinstance(message, OrderMessage):
                 assert message.round == self.coordinator.round
                 assert self.stored[send.name] == message.device

@@ -169,6 +169,6 @@ def _result(config: Config, summary: dict[str, Any], rows: list[dict[str, Any]])
         "devices": config.data.devices,
         "per_round": config.data.per_round,
         "replies": answers,
-        "refused": fleet["refused"],
+        "refused": sum(fleet["refused"].values()),
         "machine": describe_machine(),
     }

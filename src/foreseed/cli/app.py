@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -34,16 +36,34 @@ app.command()(doctor)
 
 # typer names only this kind of what it raises for a wrong option or command; all the others have the same base.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-_MISTAKE = 2
+_MISTAKE, _STOPPED = 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `foreseed` and give its exit code: 0 on success, 2 after one line on standard error for a user's mistake."""
+    """Run `foreseed` and give its exit code: 0 on success, 2 after one line on standard error for a user's mistake.
+
+    130 after Ctrl-C or SIGTERM.
+    """
     try:
-        result = app(None if arguments is None else list(arguments), prog_name="foreseed", standalone_mode=False)
+        with _stopped_by_sigterm():
+            result = app(None if arguments is None else list(arguments), prog_name="foreseed", standalone_mode=False)
     except (ForeseedError, _UsageError) as error:
         return _complain(error)
+    except typer.Abort:
+        result = _STOPPED
+    if result == _STOPPED:
+        print("foreseed: stopped; run, compare and serve go on where they were with --resume", file=sys.stderr)
     return result if isinstance(result, int) else 0
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does: what a command has started, such as a broker and devices, ends with it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _complain(error: Exception) -> int:

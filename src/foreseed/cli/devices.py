@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -16,6 +17,8 @@ from foreseed.simulate import Progress
 
 _MOST = 30
 """Rows of the table; a larger fleet shows the devices that were heard of last."""
+_SILENCE = 30.0
+"""Seconds after which a plain output says what it waits for."""
 
 
 class DeviceTable:
@@ -25,7 +28,8 @@ class DeviceTable:
         self._console, self._config = console, config
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal and not quiet else None
         self._lines = Watcher(console, quiet or self._live is not None)
-        self._said = ""
+        self._quiet, self._said, self._spoke = quiet, f"{config.run_name}: pruning", time.monotonic()
+        self._devices: Devices = {}
 
     def __enter__(self) -> DeviceTable:
         if self._live is not None:
@@ -36,12 +40,14 @@ class DeviceTable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
+            self.devices(self._devices)
             self._live.stop()
 
     def progress(self, progress: Progress) -> None:
         """A round is over."""
         accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f} %"
         self._said = f"{self._config.run_name}: {progress.stage} {progress.done}/{progress.total}{accuracy}"
+        self._spoke = time.monotonic()
         self._lines(progress)
 
     def say(self, line: str) -> None:
@@ -50,8 +56,18 @@ class DeviceTable:
 
     def devices(self, devices: Devices) -> None:
         """The fleet as it is now."""
+        self._devices, now = devices, time.monotonic()
         if self._live is not None:
-            self._live.update(Group(self._said, table(devices, time.monotonic())))
+            self._live.update(Group(self._said, table(devices, now)))
+        elif not self._quiet and now > self._spoke + _SILENCE:
+            self._spoke = now
+            self.say(f"{self._config.run_name}: waiting; {waiting(devices)}")
+
+
+def waiting(devices: Devices) -> str:
+    """How many devices are in which state."""
+    states = Counter(device.state for device in devices.values())
+    return ", ".join(f"{count} {state}" for state, count in states.items()) or "no device has joined"
 
 
 def table(devices: Devices, now: float) -> Table:
@@ -59,9 +75,10 @@ def table(devices: Devices, now: float) -> Table:
     shown = Table("number", "device", "state", "round", "memory", "bytes up", "bytes down", "last seen")
     latest = sorted(devices.items(), key=lambda item: -(item[1].last_seen or 0))[:_MOST]
     for name, device in sorted(latest, key=lambda item: item[1].number):
+        memory = f"{device.peak_kib * 1.024e-3:.1f} MB" if device.peak_kib else "-"
         shown.add_row(
-            str(device.number), name, device.state, "-" if device.held < 0 else str(device.held),
-            f"{device.peak_kib / 1000:.1f} MB" if device.peak_kib else "-", f"{device.sent:,}", f"{device.received:,}",
+            str(device.number), name, device.state, "-" if device.held < 0 else str(device.held), memory,
+            f"{device.sent:,}", f"{device.received:,}",
             "-" if device.last_seen is None else f"{max(now - device.last_seen, 0):.0f} s ago",
         )  # fmt: skip
     if len(devices) > len(latest):

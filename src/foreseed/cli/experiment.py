@@ -127,25 +127,29 @@ def finish(runs: list[Path], folder: Path, as_json: bool, result: Any) -> None:
         return
     console = Console()
     console.print(console_table(runs))
-    console.print(f"report: {page}", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
-def split_words(words: list[str]) -> tuple[list[Path], list[str]]:
-    """Experiment files and overrides."""
-    files = [Path(word) for word in words if "=" not in word]
-    return files, [word for word in words if "=" in word]
+def file_and_overrides(words: list[str]) -> tuple[Path | None, list[str]]:
+    """The one experiment file that a command line gives, if any, and its overrides."""
+    files, overrides = _split(words)
+    if len(files) > 1:
+        raise ConfigError(f"{len(files)} files given ({', '.join(map(str, files))}); expected one, or use compare")
+    return files[0] if files else None, overrides
 
 
 def config_of(words: list[str]) -> Config:
     """The one experiment that a command line gives."""
-    files, overrides = split_words(words)
-    if len(files) > 1:
-        raise ConfigError(f"{len(files)} files given ({', '.join(map(str, files))}); expected one, or use compare")
-    return load(files[0] if files else None, overrides)
+    return load(*file_and_overrides(words))
+
+
+def _split(words: list[str]) -> tuple[list[Path], list[str]]:
+    files = [Path(word) for word in words if "=" not in word]
+    return files, [word for word in words if "=" in word]
 
 
 def _arms(words: list[str], methods: str, seeds: str) -> list[Config]:
-    files, overrides = split_words(words)
+    files, overrides = _split(words)
     if methods and len(files) > 1:
         raise ConfigError("--methods takes one experiment file that all arms share; or give a file for each arm")
     if methods:

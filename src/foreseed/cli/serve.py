@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from foreseed.cli.experiment import Json, Out, Quiet, Words, config_of, finish, split_words
-
-if TYPE_CHECKING:
-    from foreseed.device.link import Broker
+from foreseed.cli.experiment import Json, Out, Quiet, Words, config_of, file_and_overrides, finish
 
 _EMBEDDED = "embedded"
 
@@ -39,25 +36,27 @@ def serve(
     Example: foreseed serve experiments/demo.toml --broker mqtts://broker.lan --ca ca.crt --cert server.crt
     --key server.key
     """
-    from foreseed.cli.progress import Watcher
+    from foreseed.cli.devices import DeviceTable
     from foreseed.device.link import broker as broker_at
     from foreseed.serve.served import ServedFleet, check
-    from foreseed.simulate import run
+    from foreseed.simulate import World, run
 
     config = config_of(words or [])
     check(config)
     folder = out or Path("runs") / config.run_name
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)  # with markup, [fe80::1] would vanish
     secrets = {"ca": ca, "cert": cert, "key": key, "user": user, "password_file": password_file}
+    # The embedded broker is there until the report is: every device has time to hear that the run is over.
     with _embedded(broker) as url:
-        at: Broker = broker_at(url, **secrets, insecure=insecure)
-        console.print(f"serving {config.run_name} at {at}", soft_wrap=True)
-        with Watcher(console, quiet or as_json) as watch:
-            summary = run(
-                config, folder, resume=resume, watch=watch,
-                devices=lambda world: ServedFleet(world, folder, at, lambda line: console.print(line, soft_wrap=True)),
-            )  # fmt: skip
-    finish([folder], folder, as_json, summary)
+        at = broker_at(url, **secrets, insecure=insecure)
+
+        def fleet(world: World) -> ServedFleet:
+            table.say(f"serving {config.run_name} at {at}")
+            return ServedFleet(world, folder, at, table.say, table.devices)
+
+        with DeviceTable(console, config, quiet or as_json) as table:
+            summary = run(config, folder, resume=resume, watch=table.progress, devices=fleet)
+        finish([folder], folder, as_json, summary)
 
 
 def run_testbed(
@@ -78,13 +77,13 @@ def run_testbed(
     from foreseed.cli.devices import DeviceTable
     from foreseed.serve.testbed import Testbed, arms
 
-    files, overrides = split_words(words or [])
+    file, overrides = file_and_overrides(words or [])
     folder = out or Path("runs") / "testbed"
     summaries, folders = [], []
     with Testbed(folder, embedded=embedded, limit=limit * 10**6) as bed:
-        for arm in arms(files[0] if files else None, overrides, baffle):
+        for arm in arms(file, overrides, baffle):
             folders.append(folder / arm.run_name)
-            with DeviceTable(Console(stderr=True), arm, quiet or as_json) as table:
+            with DeviceTable(Console(stderr=True, markup=False), arm, quiet or as_json) as table:
                 summaries.append(bed.run(arm, table))
     finish(folders, folder, as_json, summaries)
 
@@ -96,7 +95,7 @@ def _embedded(broker: str) -> Iterator[str]:
     if name != _EMBEDDED:
         yield broker
         return
-    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+    if port and not (port.isdecimal() and int(port) < 65536):
         raise typer.BadParameter(f"--broker {broker}: expected embedded or embedded:PORT")
     from foreseed.serve.embedded import EmbeddedBroker
 

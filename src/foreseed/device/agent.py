@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from foreseed.wire import Message, Welcome
 
-_MISTAKE = 2
+_FAILURE, _MISTAKE = 1, 2
 _TICK = 1.0
 """Seconds between two looks at what waits for an answer."""
 _CONNECTED, _STOP = "connected", "stop"
@@ -39,7 +39,7 @@ example: one of the devices that `foreseed fleet keys` made credentials for
 
 
 class AgentError(ForeseedError):
-    """A device that cannot be started as asked, or that the server sent away."""
+    """A device that cannot be started as asked, or, started for one run, cannot take part in it."""
 
 
 class Agent:
@@ -58,7 +58,7 @@ class Agent:
             ),
             f"{options.name}-{instance.hex()}",
             [topics.ALL, topics.down(options.name, instance.hex())],
-            received=lambda topic, payload: self._events.put(payload),
+            received=self._received,
             connected=lambda: self._events.put(_CONNECTED),
             gave_up=self._events.put,
             say=_say,
@@ -69,6 +69,8 @@ class Agent:
         self._unsaved = 0
         """Rounds answered since then."""
         self._told: Welcome | None = None
+        self._sits_out = ""
+        """Why, as it was said last, until the device is ready."""
         self._member = Member(
             options.shard, wanted=options.number, memory_budget=options.memory_budget, kept=kept, say=_say,
             costs=lambda: (_peak_kib(), *self._link.counts),
@@ -87,6 +89,11 @@ class Agent:
             if self._member.held != NOTHING_HELD:
                 self._save()
             self._link.stop((self._here, encode(Presence(self._instance, False)), True))
+
+    def _received(self, topic: str, payload: bytes) -> None:
+        # An announcement that was cleared is no message.
+        if payload or topic != topics.ALL:
+            self._events.put(payload)
 
     def _take_events(self) -> bool:
         """Take all that has happened, and wait a while if nothing has; returns whether to go on."""
@@ -110,7 +117,7 @@ class Agent:
         before = member.epoch, member.finished, member.last_ack
         messages = member.receive(event)
         if member.left is not None:
-            raise AgentError(f"the server sent this device away: {member.left}")
+            self._sit_out(member.left)
         if member.epoch != before[0]:
             self._say_here()
         self._send(messages)
@@ -121,8 +128,16 @@ class Agent:
         if any(isinstance(message, Ready) for message in messages):
             self._is_ready()
 
+    def _sit_out(self, why: str) -> None:
+        """Wait for a server that starts anew: the mistake may be on its side, and nobody comes to restart a board."""
+        if self._options.once:
+            raise AgentError(why)
+        if why != self._sits_out:
+            self._told, self._sits_out = None, why
+            _say(f"{why}; waiting for the server to start anew")
+
     def _is_ready(self) -> None:
-        member, saved = self._member, self._saved
+        member, saved, self._sits_out = self._member, self._saved, ""
         assert member.welcome is not None
         assert member.worker is not None
         if saved is None or saved[:2] != (member.welcome.run, member.welcome.program_hash):
@@ -170,7 +185,7 @@ class Agent:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `foreseed-device`; returns 0, or 2 after one line on standard error."""
+    """Run `foreseed-device`; returns 0, or after one line on standard error 2, or 1 where another try may help."""
     try:
         Agent(_parser().parse_args(arguments)).run()
     except ForeseedError as error:
@@ -178,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _MISTAKE
     except MemoryError:
         print("foreseed-device: out of memory; give a --memory-budget that is there, or more memory", file=sys.stderr)
-        return _MISTAKE
+        return _FAILURE
     return 0
 
 
@@ -222,6 +237,11 @@ def _check(options: argparse.Namespace) -> None:
         raise AgentError(
             f"--name {options.name!r}: expected 1 to 64 letters, digits, dots, dashes and underscores, and a letter or "
             "digit first"
+        )
+    if options.user and options.user != options.name:
+        raise AgentError(
+            f"--user {options.user!r} is not --name {options.name!r}: a broker lets a user write under its own name "
+            "only; give both the same"
         )
     try:
         with open(options.shard, "rb") as file:

@@ -63,7 +63,7 @@ _STEADY = 1.0
 _STACK = 256 << 10
 _CLOSE_WAIT = 8
 _REFUSED = (134, 135)
-"""Wrong user name or password, not authorised: the broker will say the same the next time."""
+"""Wrong user name or password, not authorised: the broker will say the same until somebody puts it right."""
 _CERTIFICATE = {
     9: "its certificate is not valid yet; set this machine's clock",
     10: "its certificate has expired; renew it, or set this machine's clock",
@@ -215,15 +215,16 @@ class Link:
         """Nothing is done before `start`.
 
         `received(topic, payload)` gets the messages of the `subscriptions`. `connected()` follows each connection,
-        once the broker has acknowledged the subscriptions. `gave_up(error)` ends the link: the broker knows us and
-        does not want us. `say(line)` tells a user about troubles and their end, one line for each. The `will` (topic,
-        payload) is retained; the broker publishes it if this process vanishes.
+        once the broker has acknowledged the subscriptions. `gave_up(error)` ends the link: the broker refused us before
+        it ever let us in (afterwards it may be its own mistake, and the link waits). `say(line)` tells a user about
+        troubles and their end, one line for each. The `will` (topic, payload) is retained; the broker publishes it if
+        this process vanishes.
         """
         self._broker, self._client_id, self._subscriptions, self._will = broker, client_id, subscriptions, will
         self._received, self._connected, self._gave_up, self._say = received, connected, gave_up, say
         self._client: Client | None = None
         self._up_since: float | None = None
-        self._refusal: LinkError | None = None
+        self._was_up = self._is_refused = False
         self._heard = self._answer = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"link {client_id}", daemon=True)
@@ -284,15 +285,16 @@ class Link:
         failures, said = 0, ""
         while not self._stopping.is_set():
             trouble, lasted = self._connection()
-            if self._refusal is not None:
-                return self._gave_up(self._refusal)
+            if self._is_refused and not self._was_up:
+                return self._gave_up(LinkError(f"{self._broker}: {trouble}"))
             if lasted is not None:
                 said = ""
             failures = 1 if lasted is not None and lasted >= _STEADY else failures + 1
             if trouble != said and not self._stopping.is_set():
                 self._say(f"{self._broker}: {trouble}; trying again")
                 said = trouble
-            delay = min(_FIRST_DELAY * 2 ** min(failures - 1, 20), _LONGEST_DELAY)
+            soon = min(_FIRST_DELAY * 2 ** min(failures - 1, 20), _LONGEST_DELAY)
+            delay = _LONGEST_DELAY if self._is_refused else soon
             # A fleet that lost its broker at one moment does not come back at one.
             self._stopping.wait(delay * (0.5 + os.urandom(1)[0] / 510))
 
@@ -300,7 +302,7 @@ class Link:
         """One connection, from its start to its end: why it ended, and how many seconds it was of use."""
         # A new client each time: paho's would send again what was left over, and owners say it again anyway.
         client = self._client = self._new_client()
-        self._heard = self._answer = ""
+        self._heard, self._answer, self._is_refused = "", "", False
         try:
             # As bytes: a str would load the tables of international names, 0.4 MB.
             client.connect(self._broker.host.encode(), self._broker.port, _KEEP_ALIVE)  # type: ignore[arg-type]
@@ -309,7 +311,7 @@ class Link:
             while client.loop(_KEEP_ALIVE / 6) == 0:
                 pass
         except OSError as error:
-            return self._trouble(error), None
+            return self._answer or self._trouble(error), None
         finally:
             since, self._up_since, self._client = self._up_since, None, None
         if since is not None:
@@ -343,7 +345,7 @@ class Link:
         client.on_log = None
         if reason.value in _REFUSED:
             who = f"user {self._broker.user!r}" if self._broker.user else "this client"
-            self._refusal = LinkError(f"{self._broker} refused {who} ({reason}); check the credentials")
+            self._answer, self._is_refused = f"it refused {who} ({reason}); check the credentials", True
         elif reason.is_failure:
             self._answer = f"it refused the connection ({reason})"
         elif self._subscriptions:
@@ -354,13 +356,13 @@ class Link:
     def _on_subscribe(self, client: Client, _: Any, mid: int, reasons: list[Any], properties: Any) -> None:
         for topic, reason in zip(self._subscriptions, reasons, strict=False):
             if reason.is_failure:
-                self._refusal = LinkError(f"{self._broker} does not let this client read {topic}; check its ACL")
+                self._answer, self._is_refused = f"it does not let this client read {topic}; check its ACL", True
                 client.disconnect()
                 return
         self._is_up()
 
     def _is_up(self) -> None:
-        self._up_since = time.monotonic()
+        self._up_since, self._was_up = time.monotonic(), True
         self._say(f"{self._broker}: connected")
         self._connected()
 

@@ -12,8 +12,7 @@ from array import array
 from foreseed.device.answer import Order, OrderError
 from foreseed.device.state import Held
 from foreseed.device.worker import Worker, over_budget
-from foreseed.engine import BudgetError, ProgramError, ValuesError
-from foreseed.engine.update import replay
+from foreseed.engine import BudgetError, ForeseedError, ProgramError, ValuesError
 from foreseed.wire import (
     ANY_NUMBER,
     CHUNK,
@@ -33,7 +32,6 @@ from foreseed.wire import (
     WireError,
     decode,
     program_hash,
-    values_hash,
 )
 from foreseed.wire.messages import MAX_DIRECTIONS
 
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
 _SOON, _FIRST_WAIT, _LONGEST_WAIT = 1.0, 5.0, 60.0
 """Seconds until a question is asked again."""
 _PROGRAM_TRIES, _STATE_TRIES = 3, 2
+_ALONE_AFTER = 2
+"""Joins without an answer."""
 
 
 class Member:
@@ -77,13 +77,16 @@ class Member:
         self.finished = False
         """Whether the run that this device is in has ended."""
         self.left: str | None = None
-        """Why the server does not want this device, if so."""
+        """Why this device takes no part until another epoch is announced: the server's reason, or its own."""
         self.last_ack: Ack | None = None
+        """The server's last word on an answer, where it is clear which one it means."""
         self.refused: dict[str, int] = {}
         """Messages that changed nothing, by reason."""
         self._shard_path, self._wanted, self._budget = shard_path, wanted, memory_budget
         self._costs, self._say = costs, say
         self._joining: _Question | None = None
+        self._is_alone = False
+        """Whether it was said that no server answers."""
         self._download: _Download | None = None
         """Of the program, as long as there is no state; then of the state that the order needs."""
         self._pieces: list[bytes] = []
@@ -92,6 +95,10 @@ class Member:
         """How often the program, or the state that an order needs, has arrived so far."""
         self._latest = 1
         self._answered: tuple[OrderMessage, Reply] | None = None
+        self._unconfirmed: _Question | None = None
+        """The answer, until the server has said that it arrived."""
+        self._repeated = 0
+        """The last round whose answer was sent more than once."""
 
     @property
     def held(self) -> int:
@@ -112,31 +119,21 @@ class Member:
 
     def connected(self) -> list[Message]:
         """What to say after every connection: the broker has forgotten us, and so may the server have."""
-        self._joining = _Question(Join(self._wanted))
-        return [self._joining.message]
+        return [] if self.left is not None else self._join()
 
     def receive(self, data: bytes) -> list[Message]:
-        """Take a message of the server; returns what to send. One that makes no sense here changes nothing."""
+        """Take a message of the server; returns what to send. One that makes no sense here changes nothing.
+
+        `left` says why, if this device cannot take part: it was sent away, or what it was sent does not fit it.
+        """
         try:
             message = decode(data, Announce, Welcome, Chunk, OrderMessage, Ack, Leave)
         except WireError:
             return self._refuse("malformed")
-        match message:
-            case Announce():
-                return self._announced(message)
-            case Welcome():
-                return self._welcomed(message)
-            case Chunk():
-                return self._arrived(message)
-            case OrderMessage():
-                return self._ordered(message)
-            case Ack() if message.run != self.run:
-                return self._refuse("foreign run")
-            case Ack():
-                self.last_ack = message
-            case Leave():
-                self.left, self._joining = message.reason, None
-        return []
+        try:
+            return self._take(message)
+        except ForeseedError as error:
+            return self._step_back(str(error))
 
     def work(self) -> list[Message]:
         """Catch up and answer the order, if there is one: takes as long as it takes. Returns what to send."""
@@ -144,7 +141,7 @@ class Member:
         if order is None or state is None or worker is None or self._download is not None:
             return []
         began = time.monotonic()
-        if not _caught_up(state, order):
+        if not state.catch_up(order):
             return self._fetch_state(order, state)
         self._order = None
         try:
@@ -154,15 +151,41 @@ class Member:
         peak, sent, received = self._costs()
         ms = int(1000 * (time.monotonic() - began))
         reply = reply._replace(compute_ms=ms, peak_kib=peak, sent=sent, received=received)
-        self._answered = (order._replace(updates=()), reply)
+        self._answered, self._unconfirmed = (order._replace(updates=()), reply), _Question(reply)
         return [reply]
 
     def tick(self, now: float) -> list[Message]:
         """What was asked and not answered for a while, to be asked again; `now` is a clock's time in seconds."""
-        asked = (self._joining, None if self._download is None else self._download.question)
-        return [question.message for question in asked if question is not None and question.is_due(now)]
+        asked = (self._joining, None if self._download is None else self._download.question, self._unconfirmed)
+        due = [question for question in asked if question is not None and question.is_due(now)]
+        if self._unconfirmed in due:
+            self._repeat()
+        if self._joining in due and self._joining.repeats == _ALONE_AFTER and not self._is_alone:
+            self._is_alone = True
+            self._say("no server answers; is one running, and is --name the name that the broker knows this device by?")
+        return [question.message for question in due]
+
+    def _take(self, message: Message) -> list[Message]:
+        match message:
+            case Announce():
+                return self._announced(message)
+            case Welcome():
+                return self._welcomed(message)
+            case Chunk():
+                return self._arrived(message)
+            case OrderMessage():
+                return self._ordered(message)
+            case Ack():
+                return self._acknowledged(message)
+            case Leave():
+                return self._step_back(f"the server sent this device away: {message.reason}")
+        raise AssertionError("no other message was decoded")
 
     # Joining a run.
+
+    def _join(self) -> list[Message]:
+        self.left, self._joining = None, _Question(Join(self._wanted))
+        return [self._joining.message]
 
     def _announced(self, announce: Announce) -> list[Message]:
         known, self.epoch = announce.epoch == self.epoch, announce.epoch
@@ -170,6 +193,8 @@ class Member:
             # Also for a device that was still about to join it.
             self.finished = announce.run in (self.run, self._announced_run)
             self._joining = None
+            if self.finished:
+                self._unconfirmed = None
             return []
         self.finished, self._announced_run = self.finished and known, announce.run
         if self._joining is not None:
@@ -177,12 +202,19 @@ class Member:
             self._joining = _Question(self._joining.message, _SOON)
             return []
         # A server that has just started knows nobody.
-        return [] if known else self.connected()
+        return [] if known else self._join()
+
+    def _step_back(self, why: str) -> list[Message]:
+        """Ask nothing and follow nothing until another epoch is announced; a program and values that fit are kept."""
+        self.left, self.welcome, self.worker = why, None, None
+        self._joining = self._download = self._order = self._unconfirmed = None
+        self._pieces = []
+        return []
 
     def _welcomed(self, welcome: Welcome) -> list[Message]:
         if welcome != self.welcome:
             self._enter(welcome)
-        self._joining, self._latest = None, 1
+        self.left, self._joining, self._is_alone, self._latest = None, None, False, 1
         if self.worker is None:
             assert self._download is not None
             return [self._download.fetch]
@@ -192,9 +224,10 @@ class Member:
         """Take a place in a run, with the program if it is the one held, and the values if they are of this run."""
         if self._budget is not None and 2 * welcome.program_bytes > self._budget:
             raise over_budget(2 * welcome.program_bytes, self._budget)
-        kept, self.state, self.worker = self.state, None, None
-        self.welcome, self._order, self._answered, self._tries = welcome, None, None, 0
+        kept, self.worker = self.state, None
+        self.welcome, self._order, self._answered, self._unconfirmed, self._tries = welcome, None, None, None, 0
         if kept is None or kept.program_hash != welcome.program_hash:
+            self.state = None
             self._fetch_program(welcome)
             return
         self._download = None
@@ -230,9 +263,7 @@ class Member:
         if state is None:
             self._pieces.append(chunk.data)
         else:
-            # From the first byte on, the values are neither the old nor the new.
-            state.round = NOTHING_HELD
-            _put([state.values, *state.vectors], chunk.offset, chunk.data)
+            state.put(chunk.offset, chunk.data)
         if not download.take(chunk):
             return [download.fetch]
         self._download, self._tries = None, self._tries + 1
@@ -277,6 +308,8 @@ class Member:
             return self._refuse("stale order")
         bare = order._replace(updates=())
         if self._answered is not None and self._answered[0] == bare:
+            self._unconfirmed = _Question(self._answered[1])
+            self._repeat()
             return [self._answered[1]]
         if self._order is not None and self._order._replace(updates=()) == bare:
             return [] if self._download is None else [self._download.fetch]
@@ -284,6 +317,21 @@ class Member:
         if fault is not None:
             return self._refuse("impossible order", f"round {order.round}: refused: {fault}")
         self._order, self._latest, self._download, self._tries = order, order.round, None, 0
+        self._unconfirmed = None
+        return []
+
+    def _repeat(self) -> None:
+        assert self._answered is not None
+        self._repeated = self._answered[1].round
+
+    def _acknowledged(self, ack: Ack) -> list[Message]:
+        if ack.run != self.run:
+            return self._refuse("foreign run")
+        if self._answered is not None and self._answered[1].round == ack.round:
+            self._unconfirmed = None
+        # Of an answer that was sent twice, the first may count, and this be about the second.
+        if not (ack.refused and ack.round == self._repeated):
+            self.last_ack = ack
         return []
 
     def _refuse(self, reason: str, line: str = "") -> list[Message]:
@@ -296,16 +344,17 @@ class Member:
 class _Question:
     """A message that wants an answer: asked again after a while, then ever more rarely."""
 
-    __slots__ = ("_due", "_wait", "message")
+    __slots__ = ("_due", "_wait", "message", "repeats")
 
     def __init__(self, message: Message, wait: float = _FIRST_WAIT) -> None:
-        self.message = message
+        self.message, self.repeats = message, 0
         self._wait, self._due = wait, 0.0
 
     def is_due(self, now: float) -> bool:
         # It was asked shortly before the first look at a clock.
         due = bool(self._due) and now >= self._due
         if due:
+            self.repeats += 1
             self._wait = min(2 * self._wait, _LONGEST_WAIT)
         if due or not self._due:
             self._due = now + self._wait
@@ -346,36 +395,3 @@ def _fault(order: OrderMessage, worker: Worker) -> str | None:
     except (OrderError, BudgetError) as error:
         return str(error)
     return None
-
-
-def _caught_up(state: Held, order: OrderMessage) -> bool:
-    """Replay what was missed, if it leads to the order's values; returns whether these are the values held now."""
-    missed = [update for update in order.updates if update.round > state.round]
-    without_gap = [update.round for update in missed] == [state.round + 1 + i for i in range(len(missed))]
-    if state.round != NOTHING_HELD and without_gap and state.round + len(missed) == order.round - 1:
-        if not all(_fits(update.step, len(state.vectors)) for update in missed):
-            return False
-        # Whatever interrupts a replay leaves values of no round.
-        state.round = NOTHING_HELD
-        for update in missed:  # one by one, so that there is one gradient at a time
-            replay(state.values, state.vectors, [update], order.seed, Order.of(order).kind)
-        if values_hash(state.values) == order.values_hash:
-            state.round = order.round - 1
-    return state.round == order.round - 1
-
-
-def _fits(step: bytes, vectors: int) -> bool:
-    """Whether an optimiser's step works on the vectors that there are: adam has two, sgd one for its momentum."""
-    constants = array("f", step)
-    return vectors == 2 if len(constants) == 7 else vectors == 1 or not (vectors or constants[1])
-
-
-def _put(vectors: list[array[float]], offset: int, data: bytes) -> None:
-    """Write bytes at an offset into vectors that are thought of as lying one after the other."""
-    for vector in vectors:
-        with memoryview(vector).cast("B") as span:
-            end = min(offset + len(data), len(span))
-            if offset < end:
-                span[offset:end] = data[: end - offset]
-                data = data[end - offset :]
-            offset = max(offset - len(span), 0)

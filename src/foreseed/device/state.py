@@ -1,6 +1,6 @@
 """What a device keeps over a restart: its program, and the values of the last round that it saw.
 
-Standard library only: a device loads this module.
+A device loads this module: see `answer.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import struct
 from array import array
 from hashlib import blake2b
 
+from foreseed.device.answer import Order
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.files import write_whole
-from foreseed.wire import NOTHING_HELD
+from foreseed.engine.update import replay
+from foreseed.wire import NOTHING_HELD, values_hash
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
     from foreseed.engine.types import Buffer
+    from foreseed.wire import OrderMessage
 
 _MAGIC, _VERSION, _DIGEST = b"FSDS", 1, 16
 # Magic, version, number of vectors, run, number, program's hash, program's bytes, numbers in a vector, round.
@@ -50,6 +53,33 @@ class Held:
         """The round after which the values were these, or NOTHING_HELD: they then mean nothing."""
         self.values, self.vectors = values, vectors
         """The trainable numbers, and the optimiser's vectors of the same length."""
+
+    def catch_up(self, order: OrderMessage) -> bool:
+        """Replay what was missed, if it leads to the order's values; returns whether these are the values held now."""
+        missed = [update for update in order.updates if update.round > self.round]
+        without_gap = [update.round for update in missed] == [self.round + 1 + i for i in range(len(missed))]
+        if self.round != NOTHING_HELD and without_gap and self.round + len(missed) == order.round - 1:
+            if not all(_fits(update.step, len(self.vectors)) for update in missed):
+                return False
+            # Whatever interrupts a replay leaves values of no round.
+            self.round = NOTHING_HELD
+            for update in missed:  # one by one, so that there is one gradient at a time
+                replay(self.values, self.vectors, [update], order.seed, Order.of(order).kind)
+            if values_hash(self.values) == order.values_hash:
+                self.round = order.round - 1
+        return self.round == order.round - 1
+
+    def put(self, offset: int, data: bytes) -> None:
+        """Write bytes at an offset into values and vectors, thought of as lying one after the other."""
+        # From the first byte on, the values are neither the old nor the new.
+        self.round = NOTHING_HELD
+        for vector in (self.values, *self.vectors):
+            with memoryview(vector).cast("B") as span:
+                end = min(offset + len(data), len(span))
+                if offset < end:
+                    span[offset:end] = data[: end - offset]
+                    data = data[end - offset :]
+                offset = max(offset - len(span), 0)
 
 
 def save(path: str | os.PathLike[str], held: Held) -> None:
@@ -99,3 +129,9 @@ def _read(file: BufferedReader) -> Held | None:
     if file.read() != digest.digest():
         return None
     return Held(run, number, program_hash, program, round, vectors[0], vectors[1:])
+
+
+def _fits(step: bytes, vectors: int) -> bool:
+    """Whether an optimiser's step works on the vectors that there are: adam has two, sgd one for its momentum."""
+    constants = array("f", step)
+    return vectors == 2 if len(constants) == 7 else vectors == 1 or not (vectors or constants[1])

@@ -99,6 +99,8 @@ class Device:
     """The round in which it may be asked again."""
     due: float = inf
     """When its answer should be here, once it is asked."""
+    enrolled: bool = False
+    """Whether its number is its own for the whole run, as from the first time that it is ready."""
 
 
 class Conductor:
@@ -118,15 +120,13 @@ class Conductor:
 
         `batch` is the program's BatchNorm batch (0 without). `epoch` is drawn anew at each start of a server.
         `numbers` are the names enrolled so far. `enrolled` gets them with every new one, to store before it returns:
-        a number that was given once is given to nobody else.
+        the number of a device that was ready once is given to nobody else.
         """
         self.coordinator, self.rules = coordinator, rules
         self.finished = False
         self.refused: Counter[str] = coordinator.refused
         """What arrived and changed nothing, by reason."""
-        self.asked_at = 0.0
-        """When the round's first orders went out."""
-        self.devices = {name: Device(name, number) for name, number in numbers.items()}
+        self.devices = {name: Device(name, number, enrolled=True) for name, number in numbers.items()}
         self._by_number = {device.number: device for device in self.devices.values()}
         self._program, self._program_hash = program, program_hash(program)
         self._batch, self._epoch, self._enrolled = batch, epoch, enrolled
@@ -137,6 +137,8 @@ class Conductor:
         self._started = self._over = False
         self._deadline = inf
         self._failed: set[int] = set()
+        self._gathered: float = inf
+        """Devices that were here when the last round started: waiting for more than these is waiting in vain."""
 
     @property
     def announce(self) -> Announce:
@@ -148,6 +150,16 @@ class Conductor:
         """Whether the round can be closed."""
         return self._is_open and self._started and (self._over or not self.coordinator.missing)
 
+    def reconnected(self, epoch: bytes) -> None:
+        """Take it that everything said meanwhile is lost: with another epoch all devices join again.
+
+        Until then nobody knows who is still here. Devices at work keep the time that they have.
+        """
+        self._epoch = epoch
+        for device in self.devices.values():
+            if device.state != "asked":
+                device.state = "gone"
+
     def open(self, now: float) -> None:
         """Begin the next round; its orders go out with `tick`, when enough devices are here."""
         self._round = self.coordinator.round
@@ -157,6 +169,7 @@ class Conductor:
         self._opened, self._deadline = now, inf
         self._started = self._over = False
         for device in self.devices.values():
+            device.due = inf
             if device.state not in ("joining", "gone"):
                 device.state = self._at_leisure(device)
 
@@ -190,6 +203,9 @@ class Conductor:
             device.payload_up += len(data)
             if not message.here:
                 self._lose(device)
+                if not device.enrolled:
+                    # It never could take part, so another may have its number.
+                    del self.devices[name], self._by_number[device.number]
             elif device.state == "gone":
                 device.state, device.last_seen = "joining", now
         return self.tick(now)
@@ -220,7 +236,6 @@ class Conductor:
         if isinstance(number, Leave):
             return [Send(name, instance, number)]
         if name not in self.devices:
-            self._enrolled({known: device.number for known, device in self.devices.items()} | {name: number})
             self.devices[name] = self._by_number[number] = Device(name, number)
         device, sends = self.devices[name], []
         if device.instance != instance:
@@ -279,6 +294,10 @@ class Conductor:
         return self._reply(device, message)
 
     def _ready(self, device: Device, message: Ready, now: float) -> list[Send]:
+        if not device.enrolled:
+            others = {known.name: known.number for known in self.devices.values() if known.enrolled}
+            self._enrolled(others | {device.name: device.number})
+            device.enrolled = True
         device.samples = message.samples
         self.coordinator.holds(device.number, message.held)
         device.held = int(self.coordinator.state.last_seen[device.number])
@@ -326,7 +345,7 @@ class Conductor:
     def _start(self, now: float) -> list[Send]:
         rules = self.coordinator.rules
         if self.rules.sample == "all":
-            self._started, self.asked_at = True, now
+            self._started = True
             orders = self.coordinator.open()
             here = {device.number for device in self.devices.values() if device.state == "ready"}
             return self._give((order for order in orders if order.device in here), now)
@@ -335,9 +354,10 @@ class Conductor:
         awake = sum(device.state == "ready" for device in self.devices.values())
         pool = self._pool(0)
         gathering = now < self._opened + self.rules.gather
-        if awake < wanted and (gathering or len(pool) < self.rules.min_replies):
+        if len(pool) < self.rules.min_replies or (gathering and awake < min(wanted, self._gathered)):
             return []
-        self._started, self.asked_at, self._deadline = True, now, now + self._patience
+        self._started, self._deadline = True, now + self._patience
+        self._gathered = awake
         return self._give(self.coordinator.open(pool, self.rules.extra), now)
 
     def _ask_others(self, expected: int, now: float) -> list[Send]:
@@ -360,7 +380,8 @@ class Conductor:
         sends = []
         for order in orders:
             device = self._by_number[order.device]
-            device.state, device.due = "asked", now + self._patience
+            # A device that is ready again in the same round gets no more time than it had.
+            device.state, device.due = "asked", min(device.due, now + self._patience)
             sends.append(self._to(device, order))
         return sends
 

@@ -50,8 +50,15 @@ class EmbeddedBroker:
             runner.run(self._serve(port))
 
     async def _serve(self, port: int) -> None:
+        clients: dict[asyncio.Future[None], asyncio.StreamWriter] = {}
         try:
-            broker, welcome = _broker()
+            broker, attend = _broker()
+
+            def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                client = asyncio.ensure_future(attend(reader, writer))
+                clients[client] = writer
+                client.add_done_callback(lambda ended: _see_off(ended, clients.pop(ended)))
+
             # The broker's own listener would not tell the port that it found free.
             server = await asyncio.start_server(welcome, "127.0.0.1", port)
             await broker.start()
@@ -59,12 +66,28 @@ class EmbeddedBroker:
             return self._port.set_exception(error)
         self._port.set_result(server.sockets[0].getsockname()[1])
         await self._end.wait()
+        # No new clients; one that has just been accepted comes to `welcome` after some turns of the loop, and would be
+        # left over by a server that is closed before.
+        for listener in server.sockets:
+            self._loop.remove_reader(listener.fileno())
+        for _ in range(5):
+            await asyncio.sleep(0)
         server.close()
         await broker.shutdown()
+        left = dict(clients)
+        for client in left:
+            client.cancel()
+        await asyncio.gather(*left, *(writer.wait_closed() for writer in left.values()), return_exceptions=True)
+
+
+def _see_off(ended: asyncio.Future[None], writer: asyncio.StreamWriter) -> None:
+    writer.close()  # which the broker forgets for one who hangs up without a word
+    if not ended.cancelled():
+        ended.exception()  # a client's misbehaviour is nobody's business: unread, it would be printed
 
 
 def _broker() -> tuple[Any, Any]:
-    """A broker that is not started yet, and the function that hands it its clients."""
+    """A broker that is not started yet, and what attends to a client as long as it is there."""
     try:
         from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter  # type: ignore[import-untyped]
         from amqtt.broker import Broker  # type: ignore[import-untyped]
@@ -84,10 +107,7 @@ def _broker() -> tuple[Any, Any]:
     anybody = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
     broker = OwnRetained({"listeners": {"default": {"type": "external"}}, "plugins": anybody})
 
-    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await broker.external_connected(StreamReaderAdapter(reader), StreamWriterAdapter(writer), "default")
-        finally:
-            writer.close()  # which the broker forgets for one who hangs up without a word
+    async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await broker.external_connected(StreamReaderAdapter(reader), StreamWriterAdapter(writer), "default")
 
-    return broker, welcome
+    return broker, attend

@@ -8,7 +8,9 @@ import queue
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,22 +22,26 @@ from foreseed.engine import ForeseedError
 from foreseed.engine.files import write_whole
 from foreseed.methods.ntk_baffle import run_id
 from foreseed.serve.conductor import Conductor, Device, Send
+from foreseed.serve.inbox import CONNECTED, Inbox
 from foreseed.server import Coordinator
 from foreseed.simulate.fleet import Fleet
 from foreseed.simulate.world import World
-from foreseed.wire import Announce, OrderMessage, Reply, encode
+from foreseed.wire import Announce, OrderMessage, Reply, WireError, decode, encode
 from foreseed.wire.topics import ALL, EVERY_HERE, EVERY_UP, down, sender
 
 _STEP = 0.05
 """Seconds between looks at the clock while nothing arrives."""
-_CONNECTED = None
-"""The event of a new connection, among the messages."""
+_FRAME = 512
+"""Bytes of a message beyond its vectors, at most."""
+_ECHO = 5.0
+"""Seconds for our own announcement to come back from the broker."""
+_SILENCE = 30.0
+"""Seconds after which a round without a single answer is looked into."""
 _GOODBYE = 10.0
 """Seconds to find the broker in, when all that is left to say is that the run is over."""
 
 _Numbers = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 
-Event = tuple[str, bytes] | LinkError | None
 Table = Mapping[str, Device]
 
 
@@ -66,30 +72,40 @@ class ServedFleet(Fleet):
         self._broker, self._say, self._watch = broker, say, watch
         self._enrolled = folder / "checkpoint" / "devices.json"
         self._epoch = secrets.token_bytes(8)
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        config, program = world.config, world.program
+        longest = 4 * (1 + config.train.k * config.train.local_steps + program.n_stats) + _FRAME
+        self._inbox = Inbox(longest)
         self._link: Link | None = None
         self._conductor: Conductor | None = None
         self._counted: dict[str, tuple[int, int]] = {}
         self._traffic = {"bytes_up": 0, "bytes_down": 0}
         self._asked_at: float | None = None
         """When the round's first order went out."""
+        self._silent_at = self._deaf_at = inf
+        """When to wonder about a round without an answer, and about a broker that does not repeat our announcement."""
+        self._rivals = set[bytes]()
+        """Runs of other servers at this broker."""
+        self._late = 0
+        """Rounds that closed at their deadline with some answers missing."""
         self._looked = 0.0
 
     def hold_round(self, coordinator: Coordinator) -> dict[str, Any]:
         conductor = self._conductor or self._start(coordinator)
-        refused, self._asked_at = sum(conductor.refused.values()), None
+        self._asked_at, refused = None, conductor.refused + self._inbox.dropped
         conductor.open(time.monotonic())
         while not conductor.complete:
             self._send(conductor.tick(time.monotonic()))
             self._look(conductor)
             self._take(conductor)
+            self._wonder(coordinator)
+        self._say_if_late(coordinator)
         replies, traffic = coordinator.replies, self._traffic
         self._traffic = {"bytes_up": 0, "bytes_down": 0}
         assert self._asked_at is not None
         waited = 1000 * (time.monotonic() - self._asked_at)
         return traffic | self._wire(replies) | {
-            "round_overhead_ms": waited - max(reply.compute_ms for reply in replies),
-            "refused": sum(conductor.refused.values()) - refused,
+            "round_overhead_ms": waited - min(waited, max(reply.compute_ms for reply in replies)),
+            "refused": dict(conductor.refused + self._inbox.dropped - refused),
             "peaks_kib": [reply.peak_kib for reply in replies],
         }  # fmt: skip
 
@@ -117,15 +133,15 @@ class ServedFleet(Fleet):
         self._conductor = Conductor(
             coordinator, config.fleet, program.bytes, batch, self._epoch, self._numbers(), self._store
         )
-        self._link = self._connect(lambda: self._events.put(_CONNECTED))
+        self._link = self._connect(lambda: self._inbox.put(CONNECTED))
         return self._conductor
 
     def _connect(self, connected: Callable[[], None]) -> Link:
         # Nobody else may know it: a client that connects with the same id throws this one out.
         client = f"foreseed-{secrets.token_hex(8)}"
         link = Link(
-            self._broker, client, [EVERY_UP, EVERY_HERE], connected=connected, say=self._say,
-            received=lambda topic, payload: self._events.put((topic, payload)), gave_up=self._events.put,
+            self._broker, client, [ALL, EVERY_UP, EVERY_HERE], connected=connected, say=self._say,
+            received=self._inbox.message, gave_up=self._inbox.put,
         )  # fmt: skip
         link.start()
         return link
@@ -133,28 +149,73 @@ class ServedFleet(Fleet):
     def _take(self, conductor: Conductor) -> None:
         """Handle what arrived next; waits a moment if nothing has."""
         try:
-            event = self._events.get(timeout=_STEP)
+            event = self._inbox.get(_STEP)
         except queue.Empty:
             return
         if isinstance(event, LinkError):
             raise event
-        if event is _CONNECTED:
+        now = time.monotonic()
+        if event is CONNECTED:
             assert self._link is not None
+            self._epoch, self._deaf_at = secrets.token_bytes(8), now + _ECHO
+            conductor.reconnected(self._epoch)
             self._link.publish(ALL, encode(conductor.announce), retain=True)
             return
         topic, payload = event
+        if topic == ALL:
+            self._overhear(payload)
+            return
         self._traffic["bytes_up"] += len(payload)
         name, instance = sender(topic)
-        now = time.monotonic()
         self._send(
             conductor.receive(name, instance, payload, now) if instance else conductor.presence(name, payload, now)
         )
 
+    def _overhear(self, payload: bytes) -> None:
+        """Our own announcement comes back; that of another server means trouble."""
+        try:
+            announce = decode(payload, Announce)
+        except WireError:
+            return
+        assert isinstance(announce, Announce)
+        if announce.epoch == self._epoch:
+            self._deaf_at = inf
+        elif announce.run != run_id(self.world.config) and not announce.finished and announce.run not in self._rivals:
+            self._rivals.add(announce.run)
+            self._say(
+                f"run {announce.run.hex()} is announced at this broker too; if its server is still there, stop one of "
+                "the two: they take each other's devices"
+            )
+
+    def _wonder(self, coordinator: Coordinator) -> None:
+        """Look into a silence that lasts."""
+        now = time.monotonic()
+        if now > self._deaf_at:
+            self._deaf_at = inf
+            self._say("the broker drops what this server says; check its credentials and the broker's ACL")
+        if now > self._silent_at and not coordinator.replies:
+            # At values that have grown too large no device can answer. The test images show that too: this raises.
+            self._silent_at = inf
+            self.evaluate(coordinator.state.values, coordinator.state.stats)
+
+    def _say_if_late(self, coordinator: Coordinator) -> None:
+        if not coordinator.missing:
+            return
+        self._late += 1
+        if self._late & (self._late - 1) == 0:  # the first time, the second, the fourth, ...
+            wanted = self.world.config.data.per_round
+            self._say(
+                f"round {coordinator.round}: {wanted - coordinator.missing} of {wanted} answers within "
+                f"{self.world.config.fleet.deadline:g} s ({self._late} such rounds so far); raise fleet.deadline if "
+                "devices are slow"
+            )
+
     def _send(self, sends: Sequence[Send]) -> None:
         assert self._link is not None
         for name, instance, message in sends:
-            if isinstance(message, OrderMessage):
-                self._asked_at = self._asked_at or time.monotonic()
+            if isinstance(message, OrderMessage) and self._asked_at is None:
+                self._asked_at = time.monotonic()
+                self._silent_at = self._asked_at + _SILENCE
             data = encode(message)
             self._traffic["bytes_down"] += len(data)
             self._link.publish(down(name, instance), data)
@@ -164,17 +225,17 @@ class ServedFleet(Fleet):
             self._looked = time.monotonic()
             self._watch(conductor.devices)
 
-    def _wire(self, replies: Sequence[Reply]) -> dict[str, int]:
+    def _wire(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """Bytes on the devices' sockets since each one's last reply; a device that started anew counts from 0."""
         assert self._conductor is not None
-        up = down = 0
+        wire = []
         instances = {device.number: device.instance for device in self._conductor.devices.values()}
         for reply in replies:
             key = f"{reply.device}/{instances.get(reply.device)}"
             sent, received = self._counted.get(key, (0, 0))
-            up, down = up + max(reply.sent - sent, 0), down + max(reply.received - received, 0)
+            wire.append((max(reply.sent - sent, 0), max(reply.received - received, 0)))
             self._counted[key] = (reply.sent, reply.received)
-        return {"wire_up": up, "wire_down": down}
+        return {"wire_up": sum(up for up, _ in wire), "wire_down": sum(down for _, down in wire), "wire": wire}
 
     def _costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         names, peaks = {number: name for name, number in self._numbers().items()}, dict[str, int]()
@@ -185,7 +246,7 @@ class ServedFleet(Fleet):
             "devices": len(names),
             "device_peak_mb": max(peaks.values()) * 1024 / 1e6,
             "device_peaks_kib": peaks,
-            "refused": sum(row["refused"] for row in rows),
+            "refused": dict(sum((Counter(row["refused"]) for row in rows), Counter[str]())),
             "wire_up_bytes": sum(row["wire_up"] for row in rows),
             "wire_down_bytes": sum(row["wire_down"] for row in rows),
             "payload_up_bytes": sum(row["bytes_up"] for row in rows),

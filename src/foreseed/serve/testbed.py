@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +24,9 @@ from foreseed.serve.local import Mosquitto, executable
 from foreseed.serve.served import ServedFleet, Table, check
 from foreseed.simulate import Progress, World, make_world, run
 
-_LEAN = {"MALLOC_ARENA_MAX": "1"}
-"""glibc would set 128 MB of addresses aside for the link's thread; the shipped systemd unit says the same."""
-_PATIENCE = 30
-"""Seconds that devices get to end by themselves when the run is over."""
+_AGENT = [sys.executable, "-m", "foreseed.device.agent"]
+_PATIENCE = 30.0
+"""Seconds that devices get to end when the run is over."""
 
 _PAPER = {
     "name": "ntk-baffle", "rounds": 100, "eval_every": 5, "data.devices": 10, "data.per_round": 2, "data.beta": 0.1,
@@ -60,12 +61,14 @@ class Testbed:
         self.folder, self.limit = folder, limit
         self.secure = not embedded and executable() is not None
         self._stack = ExitStack()
+        self._environment: dict[str, str] = {}
         self._url = ""
 
     def __enter__(self) -> Testbed:
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ForeseedError(f"{self.folder} exists and is not empty; choose another --out")
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._environment = _as_on_a_board(self._stack.enter_context(tempfile.TemporaryDirectory()))
         return self
 
     def __exit__(
@@ -81,16 +84,24 @@ class Testbed:
         folder = self.folder / config.run_name
         with ExitStack() as stack:
             devices = [
-                stack.enter_context(_Device(self._command(config, number, name), self._log(config, name), self.limit))
+                stack.enter_context(
+                    _Device(self._command(config, number, name), self._environment, self._log(config, name), self.limit)
+                )
                 for number, name in enumerate(names)
             ]
             at = broker(self._url, insecure=False, **self._credentials(SERVER))
+
+            def look(table: Table) -> None:
+                for device in devices:
+                    device.check()
+                watch.devices(table)
+
             summary = run(
                 config, folder, world=world, watch=watch.progress,
-                devices=lambda world: ServedFleet(world, folder, at, watch.say, watch.devices),
+                devices=lambda world: ServedFleet(world, folder, at, watch.say, look),
             )  # fmt: skip
             for device in devices:
-                device.wait()
+                device.end()
         return summary
 
     def _prepare(self, world: World, names: Sequence[str]) -> None:
@@ -113,7 +124,7 @@ class Testbed:
             "state": str(self.folder / "states" / f"{config.run_name}-{name}"), **self._credentials(name),
         }  # fmt: skip
         words = [word for key, value in options.items() if value for word in (f"--{key}", value)]
-        return [sys.executable, "-m", "foreseed.device.agent", "--once", *words]
+        return [*_AGENT, "--once", *words]
 
     def _credentials(self, name: str) -> dict[str, str]:
         if not self.secure:
@@ -133,12 +144,12 @@ class Testbed:
 class _Device:
     """A device's process; it ends with the run, or is ended."""
 
-    def __init__(self, command: Sequence[str], log: Path, limit: int) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, limit: int) -> None:
         self._log = log
         with open(log, "wb") as file:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, preexec_fn=_limited(limit),
-                env=os.environ | _LEAN,
+                env=environment,
             )  # fmt: skip
 
     def __enter__(self) -> _Device:
@@ -150,14 +161,35 @@ class _Device:
         self._process.kill()
         self._process.wait()
 
-    def wait(self) -> None:
-        """Wait until the device has ended by itself, as it does when the run is over."""
+    def check(self) -> None:
+        """Raise if the device has ended although the run goes on: the server would wait for it."""
+        code = self._process.poll()
+        if code is not None:
+            raise ForeseedError(
+                f"a device ended with code {code} in the middle of the run; see {self._log}, or raise --limit"
+            )
+
+    def end(self) -> None:
+        """Stop the device; the server's word that the run is over has ended it already, if it came in time for that."""
+        self._process.terminate()
         try:
             code = self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             raise ForeseedError(f"a device does not end although the run is over; see {self._log}") from None
-        if code:
-            raise ForeseedError(f"a device ended with code {code}; see {self._log}")
+        if code not in (0, -signal.SIGTERM):
+            raise ForeseedError(f"a device ended with code {code} when the run was over; see {self._log}")
+
+
+def _as_on_a_board(folder: str) -> dict[str, str]:
+    """The environment of a device: its modules are compiled, into this folder, and there is one heap.
+
+    Installing compiles modules; a process that has to do it itself holds 8 MB more. glibc would set 128 MB of addresses
+    aside for the link's thread; the shipped systemd unit says the same.
+    """
+    environment = os.environ | {"PYTHONPYCACHEPREFIX": folder, "MALLOC_ARENA_MAX": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    subprocess.run([*_AGENT, "--version"], stdout=subprocess.DEVNULL, env=environment, check=True)
+    return environment
 
 
 def _limited(limit: int) -> Callable[[], None]:

@@ -87,13 +87,21 @@ def run(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder; the lock goes with the process, however it ends."""
-    with open(folder / LOCK, "ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder}: another process is at this run; wait for it, or stop it") from None
-        yield
+    """Keep a second process out of the folder, and say in a sentence when the disk refuses.
+
+    The lock goes with the process, however it ends.
+    """
+    try:
+        with open(folder / LOCK, "ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{folder}: another process is at this run; wait for it, or stop it") from None
+            yield
+    except OSError as error:
+        raise RunError(
+            f"{error.filename or folder}: {error.strerror or error}; put that right, then go on with --resume"
+        ) from None
 
 
 def participants(folder: Path, rounds: int) -> list[list[int]]:

@@ -26,9 +26,9 @@ def down(name: str, instance: str) -> str:
 
 
 def sender(topic: str) -> tuple[str, str]:
-    """The name and the instance (empty: its presence) behind a topic that a server reads."""
+    """The name (empty: the server's own topic) and the instance (empty: its presence) behind what a server reads."""
     levels = topic.split("/")
-    return levels[3], levels[5] if len(levels) > 5 else ""
+    return levels[3] if len(levels) > 3 else "", levels[5] if len(levels) > 5 else ""
 
 
 def is_name(name: str) -> bool:
