@@ -81,7 +81,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--broker", "mqtt://broker.example.org"], "plain text; use mqtts://, or ask for it with --insecure"),
         (["--broker", "http://localhost"], "broker 'http://localhost': expected mqtts://host or mqtts://host:port"),
         (["--broker", "embedded:x"], "--broker embedded:x: expected embedded or embedded:PORT"),
-        (["--broker", "embedded:0"], "--broker embedded:0: expected embedded or embedded:PORT"),
         (["--broker", "embedded:65536"], "--broker embedded:65536: expected embedded or embedded:PORT"),
         (["--broker", "mqtts://localhost", "--ca", "gone.crt"], "gone.crt: cannot read it (No such file or directory)"),
         (["--broker", "mqtts://localhost", "--cert", "a.crt"], "give --cert and --key"),
@@ -232,9 +231,10 @@ STOPPED = "foreseed: stopped; run, compare and serve go on where they were with 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_server_with_a_line_that_says_how_to_go_on(story: Story) -> None:
     assert story.first.code == 130
-    assert story.first.said.splitlines() == [
-        f"serving ntk-baffle at {story.url}", f"{story.url}: connected", STOPPED
-    ]  # fmt: skip
+    lines = story.first.said.splitlines()
+    assert lines[0] == f"serving ntk-baffle at {story.url}"
+    assert lines[-1] == STOPPED
+    assert "Traceback" not in story.first.said
 
 
 @pytest.mark.slow

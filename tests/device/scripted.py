@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -119,6 +120,14 @@ def converse(server: Server, member: Member, messages: list[Message], device: in
 def join(server: Server, member: Member, device: int = 0) -> list[Message]:
     """Have a member join; returns all that it said."""
     return converse(server, member, member.connected(), device)
+
+
+def needed_bytes(server: Server, member: Member, budget: int) -> int:
+    """The budget that a member asks for, since what it has does not do."""
+    join(server, member)
+    found = re.search(rf"needs at least (\d+) bytes here, the budget is {budget};", member.left or "")
+    assert found is not None, member.left
+    return int(found[1])
 
 
 def ask(server: Server, member: Member, order: OrderMessage) -> list[Message]:

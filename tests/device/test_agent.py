@@ -306,16 +306,35 @@ def test_a_device_with_tls_runs_lenet5_in_25_megabytes(tmp_path: Path, monkeypat
 # --- ends that are not well ---
 
 
-def test_a_device_that_is_sent_away_says_why(mosquitto: Mosquitto, server: LiveServer, tmp_path: Path) -> None:
+AWAY = "the server sent this device away: the run is full: it has 3 devices"
+
+
+def test_a_device_that_is_sent_away_says_why_and_joins_the_next_server(
+    mosquitto: Mosquitto, server: LiveServer, tmp_path: Path
+) -> None:
     with Device(tmp_path, mosquitto.url) as device:
         server.until_ready()
+        for _ in range(2):
+            server.tell(Leave("the run is full: it has 3 devices"))
+        server.until(lambda: AWAY in device.said)
+        server.server.epoch = b"epoch--2"
+        server.announce()
+        server.until_ready()
+        assert server.hold_rounds().round == 1
+        assert device.stop() == (0, "")
+    assert device.said.count(f"{AWAY}; waiting for the server to start anew\n") == 1
+    assert device.said.count("ready as device 0") == 2
+
+
+def test_a_device_for_one_run_that_is_sent_away_ends(mosquitto: Mosquitto, server: LiveServer, tmp_path: Path) -> None:
+    with Device(tmp_path, mosquitto.url, "--once") as device:
+        server.until_ready()
         server.tell(Leave("the run is full: it has 3 devices"))
-        expected = "foreseed-device: the server sent this device away: the run is full: it has 3 devices\n"
-        assert device.end() == (2, expected)
+        assert device.end() == (2, f"foreseed-device: {AWAY}\n")
     server.until(lambda: server.presence == Presence(bytes.fromhex(server.instance), False))
 
 
-@pytest.mark.parametrize(
+MISFITS = pytest.mark.parametrize(
     ("options", "complaint"),
     [
         (["--shard", "other.bin"], "other.bin: 34 bytes are no whole number of records of 33 bytes"),
@@ -323,11 +342,30 @@ def test_a_device_that_is_sent_away_says_why(mosquitto: Mosquitto, server: LiveS
         (["--memory-budget", "1K"], "bytes here, the budget is 1024; raise --memory-budget, or prune further"),
     ],
 )
-def test_what_only_the_program_shows_ends_a_device_with_one_line(
+
+
+@MISFITS
+def test_what_only_the_program_shows_is_said_once_and_the_device_waits(
     mosquitto: Mosquitto, server: LiveServer, tmp_path: Path, options: list[str], complaint: str
 ) -> None:
     (tmp_path / "other.bin").write_bytes(bytes(34))
     with Device(tmp_path, mosquitto.url, *options) as device:
+        server.until(lambda: complaint in device.said)
+        for epoch in (b"epoch--2", b"epoch--3"):
+            joins = server.count(Join)
+            server.server.epoch = epoch
+            server.announce()
+            server.until(lambda joins=joins: server.count(Join) > joins)  # type: ignore[misc]
+        assert device.stop() == (0, "")
+    assert device.said.count(complaint) == 1
+
+
+@MISFITS
+def test_what_only_the_program_shows_ends_a_device_for_one_run_with_one_line(
+    mosquitto: Mosquitto, server: LiveServer, tmp_path: Path, options: list[str], complaint: str
+) -> None:
+    (tmp_path / "other.bin").write_bytes(bytes(34))
+    with Device(tmp_path, mosquitto.url, "--once", *options) as device:
         server.until(lambda: device.process.poll() is not None)
         code, said = device.end()
     assert code == 2
@@ -356,7 +394,8 @@ GOOD = {"--broker": "mqtts://127.0.0.1:9", "--name": NAME, "--shard": "shard.bin
         ({"--broker": "mqtt://example.org"}, "use mqtts://, or ask for it with --insecure"),
         ({"--ca": "gone.crt"}, "gone.crt: cannot read it (No such file or directory)"),
         ({"--cert": "a.crt"}, "give --cert and --key"),
-        ({"--user": "me"}, "give both --user and --password-file"),
+        ({"--user": NAME}, "give both --user and --password-file"),
+        ({"--user": "cellar", "--password-file": "x"}, "--user 'cellar' is not --name 'kitchen': a broker lets a user"),
         ({"--state": "gone/x.state"}, "gone/x.state: gone is no folder; make it, or check --state"),
         ({"--state": "."}, ".: cannot read the state (Is a directory)"),
         ({"--number": "-1"}, "argument --number: '-1' given, expected a number from 0 on"),
@@ -482,3 +521,34 @@ def test_a_link_that_gives_up_ends_the_device(
     write_shard(Path("shard.bin"))
     assert agent.main([f"{key}={value}" for key, value in GOOD.items()]) == 2
     assert capsys.readouterr().err == "foreseed-device: the broker refused user 'kitchen'; check the credentials\n"
+
+
+def test_a_cleared_announcement_is_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cleared(PretendLink):
+        def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+            if isinstance(decode(payload), Join):
+                self._received(topics.ALL, b"")
+                self._received(topics.down(NAME, "01234567"), b"")
+            super().publish(topic, payload, retain)
+
+    made: list[Member] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(agent, "Link", Cleared)
+    monkeypatch.setattr(agent, "Member", lambda *args, **options: made.append(Member(*args, **options)) or made[0])
+    write_shard(Path("shard.bin"))
+    assert agent.main([f"{key}={value}" for key, value in GOOD.items()] + ["--once"]) == 0
+    assert made[0].refused == {"malformed": 1}  # the server's orders are never cleared: nothing there is no message
+
+
+def test_a_device_without_memory_fails_so_that_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exhausted(*_: object, **__: object) -> Member:
+        raise MemoryError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(agent, "Member", exhausted)
+    write_shard(Path("shard.bin"))
+    assert agent.main([f"{key}={value}" for key, value in GOOD.items()]) == 1
+    assert capsys.readouterr().err.startswith("foreseed-device: out of memory; ")

@@ -5,6 +5,7 @@ import datetime
 import ipaddress
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -391,7 +392,7 @@ def test_a_wrong_password_ends_the_link(keys, tmp_path):
         with Owner(mosquitto.password_url, **wrong) as owner:
             error = owner.errors.get(timeout=PATIENCE)
             assert isinstance(error, LinkError)
-            assert str(error).startswith(f"{mosquitto.password_url} refused user 'board'")
+            assert str(error).startswith(f"{mosquitto.password_url}: it refused user 'board'")
             eventually(lambda: not owner.link._thread.is_alive())
             assert owner.connections == 0
 
@@ -400,6 +401,44 @@ def test_a_subscription_that_is_refused_ends_the_link():
     with Stranger(b" \x02\0\0" + b"\x90\x03\0\x01\x80") as stranger, Owner(stranger.url, ["secret"]) as owner:
         assert "does not let this client read secret" in str(owner.errors.get(timeout=PATIENCE))
         assert owner.connections == 0
+
+
+def test_a_refusal_after_a_connection_is_told_once_and_waited_out(keys, tmp_path, monkeypatch):
+    monkeypatch.setattr(link, "_LONGEST_DELAY", 0.05)
+    folder = tmp_path / "keys"
+    shutil.copytree(keys, folder)
+    passwords, server = folder / "mosquitto" / "passwords", folder / "mosquitto.conf"
+    server.write_text(server.read_text().replace(str(keys), str(folder)))
+    good = passwords.read_text()
+    mine = {"ca": str(folder / "ca.crt"), "user": "board", "password_file": str(folder / "board.password")}
+    with Mosquitto.secure(folder) as mosquitto, Owner(mosquitto.password_url, ["foreseed/1/all"], **mine).up() as owner:
+        passwords.write_text("".join(line for line in good.splitlines(True) if not line.startswith("board:")))
+        mosquitto.restart()
+        eventually(lambda: mosquitto.log.count("not authorised") >= 3)
+        passwords.write_text(good)
+        mosquitto.restart()
+        owner.up(2)
+        assert owner.errors.empty()
+    told = [line for line in owner.lines if "it refused user 'board'" in line]
+    assert len(told) == 1
+    assert told[0].endswith("; check the credentials; trying again")
+
+
+def test_a_refused_link_that_was_up_tries_again_at_the_longest_delay(monkeypatch):
+    waits = {True: [], False: []}
+    accepted, refused = b" \x02\0\0" + b"\x90\x03\0\x01\x01", b" \x02\0\x05"
+
+    def wait(seconds):
+        waits[owner.link._is_refused].append(seconds)
+        stranger.answer = refused
+        time.sleep(0.01)
+
+    with Stranger(accepted) as stranger, Owner(stranger.url, ["x"]) as owner:
+        monkeypatch.setattr(owner.link._stopping, "wait", wait)
+        eventually(lambda: len(waits[True]) >= 3)
+        assert owner.errors.empty()
+    assert max(waits[False]) < 1
+    assert min(waits[True]) >= 30
 
 
 def test_an_idle_link_stays_up_and_a_silent_broker_is_noticed(mosquitto, monkeypatch):

@@ -311,7 +311,7 @@ def test_the_command_makes_keys_and_says_what_to_do_next(tmp_path: Path, capsys:
     said = capsys.readouterr().out
     assert "made: server, roof, device-0, device-1\n" in said
     assert "for ::1, broker.example.org\n" in said
-    assert f"  mosquitto -c '{folder}/mosquitto.conf'\n" in said
+    assert f"  /usr/sbin/mosquitto -c '{folder}/mosquitto.conf'\n" in said
     assert f"  foreseed serve EXPERIMENT.toml --broker mqtts://[::1] --ca '{folder}/ca.crt'" in said
     assert (
         f"--name roof --shard FILE --ca '{folder}/ca.crt' --cert '{folder}/roof.crt' --key '{folder}/roof.key'" in said

@@ -55,6 +55,7 @@ def _print_next(folder: Path, name: str, host: str) -> None:
         return " ".join(f"--{option} {quote(str(folder / file))}" for option, file in files.items())
 
     print("next (a broker that is running takes up what is new when it gets SIGHUP):")
-    print(f"  mosquitto -c {quote(str(folder / 'mosquitto.conf'))}")
+    # Its full path: Debian puts it where only root's PATH leads.
+    print(f"  /usr/sbin/mosquitto -c {quote(str(folder / 'mosquitto.conf'))}")
     print(f"  foreseed serve EXPERIMENT.toml --broker {broker} {as_name('server')}")
     print(f"  foreseed-device --broker {broker} --name {name} --shard FILE {as_name(name)}")

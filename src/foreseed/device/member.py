@@ -177,9 +177,8 @@ class Member:
                 return self._ordered(message)
             case Ack():
                 return self._acknowledged(message)
-            case Leave():
-                return self._step_back(f"the server sent this device away: {message.reason}")
-        raise AssertionError("no other message was decoded")
+        assert isinstance(message, Leave)
+        return self._step_back(f"the server sent this device away: {message.reason}")
 
     # Joining a run.
 
@@ -225,7 +224,8 @@ class Member:
         if self._budget is not None and 2 * welcome.program_bytes > self._budget:
             raise over_budget(2 * welcome.program_bytes, self._budget)
         kept, self.worker = self.state, None
-        self.welcome, self._order, self._answered, self._unconfirmed, self._tries = welcome, None, None, None, 0
+        self.welcome, self._order, self._answered, self._unconfirmed = welcome, None, None, None
+        self._tries = self._repeated = 0
         if kept is None or kept.program_hash != welcome.program_hash:
             self.state = None
             self._fetch_program(welcome)

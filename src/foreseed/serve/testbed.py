@@ -22,7 +22,7 @@ from foreseed.serve.embedded import EmbeddedBroker
 from foreseed.serve.keys import SERVER, Identity, make_keys
 from foreseed.serve.local import Mosquitto, executable
 from foreseed.serve.served import ServedFleet, Table, check
-from foreseed.simulate import Progress, World, make_world, run
+from foreseed.simulate import Progress, World, make_world, prune_watch, run
 
 _AGENT = [sys.executable, "-m", "foreseed.device.agent"]
 _PATIENCE = 30.0
@@ -78,7 +78,8 @@ class Testbed:
 
     def run(self, config: Config, watch: Watch) -> dict[str, Any]:
         """Serve one run to devices of its own; returns its summary."""
-        world = make_world(config, None)
+        watch.say(f"each device may have {self.limit / 1e6:.0f} MB of address space (RLIMIT_AS), libraries included")
+        world = make_world(config, prune_watch(config, watch.progress))
         names = [f"device-{number}" for number in range(config.data.devices)]
         self._prepare(world, names)
         folder = self.folder / config.run_name

@@ -70,7 +70,7 @@ def run(
     """
     _claim(config, folder, resume)
     with _alone(folder):
-        world = world or make_world(config, _prune_watch(config, watch))
+        world = world or make_world(config, prune_watch(config, watch))
         _write_start(world, folder)
         method = METHODS[config.method]
         fleet = devices(world)
@@ -225,7 +225,8 @@ def _restore(world: World, method: ModuleType, folder: Path) -> tuple[Any, list[
     return state, [json.loads(line) for line in lines[:done]]
 
 
-def _prune_watch(config: Config, watch: Watch | None) -> Callable[[Step], None] | None:
+def prune_watch(config: Config, watch: Watch | None) -> Callable[[Step], None] | None:
+    """A run's watch as that of its pruning."""
     if watch is None:
         return None
     return lambda step: watch(Progress(config, "prune", step.iteration, step.iterations, {}, None))
