@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -46,7 +47,8 @@ class Notes:
         self.states: set[str] = set()
 
     def progress(self, progress: Progress) -> None:
-        self.rounds.append(progress.done)
+        if progress.stage == "train":
+            self.rounds.append(progress.done)
 
     def devices(self, table: Table) -> None:
         self.states |= {device.state for device in table.values()}
@@ -65,9 +67,11 @@ def test_a_test_bed_ends_with_the_weights_of_the_simulator(embedded: bool, bars:
     assert (tmp_path / "bed" / "ntk-baffle" / "model.fsp").read_bytes() == simulated(
         config, tmp_path / "simulated", make_world(config)
     )
-    assert summary["fleet"]["devices"] == 4
+    assert 2 <= summary["fleet"]["devices"] <= 4
     assert notes.rounds == [1, 2, 3]
-    assert notes.said == [f"{'mqtt' if embedded else 'mqtts'}://127.0.0.1:{notes.said[0].split(':')[2]}: connected"]
+    limited, connected = notes.said
+    assert "64 MB of address space (RLIMIT_AS)" in limited
+    assert re.fullmatch(rf"{'mqtt' if embedded else 'mqtts'}://127\.0\.0\.1:\d+: connected", connected)
 
 
 @pytest.mark.slow
