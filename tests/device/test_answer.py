@@ -122,6 +122,17 @@ def test_samples_are_released_part_by_part() -> None:
     assert released == [(0, 2), (2, 2), (4, 3)]
 
 
+@pytest.mark.parametrize("central", [False, True])
+def test_long_parts_are_probed_and_released_block_by_block(monkeypatch: pytest.MonkeyPatch, central: bool) -> None:
+    order, samples, released = Order(5, 3, 9, k=4, sigma=SIGMA, spread=2, central=central), _samples(17), []
+    whole = answer(ENGINE, VALUES, samples, order)
+    monkeypatch.setattr("foreseed.device.answer.BLOCK", 3)
+    found = answer(ENGINE, VALUES, samples, order, release=lambda first, count: released.append((first, count)))
+    assert released == [(0, 3), (3, 3), (6, 2), (8, 3), (11, 3), (14, 3)]
+    assert found.base_loss == pytest.approx(whole.base_loss, rel=1e-12)
+    assert list(found.loss_differences) == pytest.approx(list(whole.loss_differences), rel=1e-6, abs=1e-12)
+
+
 def test_local_steps_probe_new_directions_from_values_that_have_moved() -> None:
     samples = _samples(5)
     order = Order(5, 3, 9, k=4, sigma=SIGMA, local_steps=2, local_lr=0.1)

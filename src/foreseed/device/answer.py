@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from foreseed.wire import OrderMessage
 
 _KINDS: tuple[DirectionKind, DirectionKind] = ("gaussian", "rademacher")
+BLOCK = 256
+"""Images that are probed together: more would be in memory at once, fewer would make the directions more often."""
 _SMALLEST_FLOAT32, _LARGEST_FLOAT32 = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 
 
@@ -117,7 +119,7 @@ def answer(
 
     The samples are cut into `order.spread` parts of consecutive ones (a part a sample, where there are fewer).
     `stats` are frozen statistics for batch norms. `release(first, count)` is told of samples that have been used up;
-    give it a shard's own `release`, and only one part of the shard counts as memory at a time.
+    give it a shard's own `release`, and only BLOCK samples of the shard count as memory at a time.
     """
     differences, base_loss = _one_step(engine, values, samples, order, 0, stats, release)
     local = array("f")
@@ -171,23 +173,34 @@ def _one_step(
     parts = len(spans)
     differences, base_loss = array("f", bytes(4 * order.k)), 0.0
     for part, (first, count) in enumerate(spans):
-        here = samples.part(first, count)
-        losses = engine.probe(values, here, order.directions(part, parts, step=step), stats)
+        forward = order.directions(part, parts, step=step)
+        backward = order.directions(part, parts, -1, step) if order.central else None
+        losses, opposite, base = [0.0] * forward.count, [0.0] * forward.count, 0.0
+        for at in range(first, first + count, BLOCK):
+            size = min(BLOCK, first + count - at)
+            here = samples.part(at, size)
+            losses = _added(losses, engine.probe(values, here, forward, stats))
+            if backward is None:
+                base += engine.loss(values, here, stats)[0]
+            else:
+                opposite = _added(opposite, engine.probe(values, here, backward, stats))
+            if release is not None:
+                release(at, size)
         if order.central:
-            opposite = engine.probe(values, here, order.directions(part, parts, -1, step), stats)
             changes = [(there - back) / 2 for there, back in zip(losses, opposite, strict=True)]
             base = _mean(losses, opposite)
         else:
-            base, _ = engine.loss(values, here, stats)
             changes = [loss - base for loss in losses]
         differences[part::parts] = array("f", [change / count for change in changes])
         base_loss += base
-        if release is not None:
-            release(first, count)
     return differences, base_loss / samples.count
 
 
-def _mean(losses: array[float], opposite: array[float]) -> float:
+def _added(sums: list[float], more: array[float]) -> list[float]:
+    return [total + loss for total, loss in zip(sums, more, strict=True)]
+
+
+def _mean(losses: list[float], opposite: list[float]) -> float:
     # Added one by one: the built-in sum rounds differently from one Python version to the next.
     total = 0.0
     for there, back in zip(losses, opposite, strict=True):
