@@ -549,3 +549,17 @@ def test_order_says_what_the_rules_say() -> None:
     assert coordinator.order(0) == expected._replace(
         round=2, device=0, values_hash=values_hash(coordinator.state.values), updates=(closed.update,)
     )
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 23, 24, 300])
+def test_size_of_an_order_is_that_of_its_encoding(rounds: int) -> None:
+    coordinator = start(replace(RULES, k=1, seeds="shared"), n=20_000)
+    coordinator.holds(0, 0)
+    for _ in range(rounds):
+        for order in coordinator.open(range(1, RULES.devices)):
+            coordinator.receive(reply_to(order))
+        coordinator.close()
+    coordinator.open()
+    order = coordinator.order(0)
+    assert len(order.updates) == rounds
+    assert coordinator.order_bytes(order) == len(encode(order))

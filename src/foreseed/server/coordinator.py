@@ -118,6 +118,8 @@ class Coordinator:
         self._asked: set[int] = set()
         self._replies: dict[int, Reply] = {}
         self._hash = b""
+        self._directions: dict[int, int] = {}
+        """How many directions a round's update holds, once asked for."""
 
     @staticmethod
     def start(rules: Rules, optimiser: Optimiser, values: npt.ArrayLike, stats: npt.ArrayLike = ()) -> Coordinator:
@@ -226,8 +228,16 @@ class Coordinator:
         state = (1 + self.vectors) * self.state.values.nbytes
         if int(self.state.log_bytes[seen:].sum()) >= min(state, MAX_UPDATES_BYTES):
             return ()
-        directions = sum(len(coefficients) // 4 for update in missed for _, coefficients in update.parts)
+        directions = sum(map(self._directions_of, missed))
         return missed if directions * len(self.state.values) <= self.rules.replay_numbers else ()
+
+    def order_bytes(self, order: OrderMessage) -> int:
+        """The size of an order on the wire. The updates in it were measured once, when they were made."""
+        count = len(order.updates)
+        head = 1 if count < 24 else 2 if count < 256 else 3
+        # Inside an order an update goes without its version and type, a byte each.
+        updates = int(self.state.log_bytes[len(self.state.log_bytes) - count :].sum()) - 2 * count
+        return len(encode(order._replace(updates=()))) - 1 + head + updates
 
     def order(self, device: int) -> OrderMessage:
         """The open round's order for a device, with what it missed."""
@@ -236,6 +246,11 @@ class Coordinator:
             r.run, self.round, device, r.seed, r.k, r.sigma, r.kind == "rademacher", r.seeds == "shared", r.spread,
             r.central, r.local_steps, r.local_lr, self._hash, self.catch_up(device),
         )  # fmt: skip
+
+    def _directions_of(self, update: Update) -> int:
+        if update.round not in self._directions:
+            self._directions[update.round] = sum(len(coefficients) // 4 for _, coefficients in update.parts)
+        return self._directions[update.round]
 
     def _ask(self, pool: npt.ArrayLike, count: int) -> list[OrderMessage]:
         asked = sample(self.rules.seed, self.round, pool, count)

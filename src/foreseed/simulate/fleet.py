@@ -64,7 +64,7 @@ class Fleet:
         up = down = 0
         for order in orders:
             fetched = self._fetched(coordinator, order)
-            up, down = up + fetched[0], down + fetched[1] + len(encode(order))
+            up, down = up + fetched[0], down + fetched[1] + coordinator.order_bytes(order)
         for reply in self.ask(orders, coordinator.state.values):
             coordinator.receive(reply)
             up += len(encode(reply))
