@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import secrets
+import signal
 import threading
 import time
 from collections import Counter
@@ -88,12 +89,21 @@ class ServedFleet(Fleet):
         self._late = 0
         """Rounds that closed at their deadline with some answers missing."""
         self._looked = 0.0
+        self._stopped = False
+        # Raised wherever the server happens to be, an interrupt may be swallowed or become another error.
+        self._handlers = {
+            number: signal.signal(number, self._stop)
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if threading.current_thread() is threading.main_thread()
+        }
 
     def hold_round(self, coordinator: Coordinator) -> dict[str, Any]:
         conductor = self._conductor or self._start(coordinator)
         self._asked_at, refused = None, conductor.refused + self._inbox.dropped
         conductor.open(time.monotonic())
         while not conductor.complete:
+            if self._stopped:
+                raise KeyboardInterrupt
             self._send(conductor.tick(time.monotonic()))
             self._look(conductor)
             self._take(conductor)
@@ -121,7 +131,12 @@ class ServedFleet(Fleet):
         served = [row for row in rows if "wire_up" in row]
         return {"fleet": self._costs(served)} if served else {}
 
+    def _stop(self, *_: object) -> None:
+        self._stopped = True
+
     def close(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         if self._link is not None:
             self._link.stop()
             self._link = None
