@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 from foreseed.config import Config
-from foreseed.data import write_shards
+from foreseed.data import shard_name, write_shards
 from foreseed.device.link import broker
 from foreseed.serve.local import Mosquitto
 from foreseed.serve.served import ServedFleet
@@ -31,8 +31,7 @@ from foreseed.simulate import World, make_world, run
 from tests.simulate.small import leave_out_the_slow, small_config, write_bars
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-# What torch's tracer loads when it is first used, so that a server that starts again is there at once.
-_PROCESSES.set_forkserver_preload(["foreseed.serve.served", "torch.fx.experimental.symbolic_shapes", "torch._inductor"])
+_PROCESSES.set_forkserver_preload(["foreseed.serve.served"])
 _PATIENCE = 120.0
 """Seconds until a trial counts as stuck; a quiet one takes a few."""
 
@@ -66,7 +65,7 @@ class Devices:
                 [
                     sys.executable, "-m", "foreseed.device.agent", "--broker", self._url, "--once",
                     "--name", f"device-{number}", "--number", str(number), "--save-every", str(self._save_every),
-                    "--shard", str(self._shards / f"device-{number:05}.bin"),
+                    "--shard", str(self._shards / shard_name(number)),
                     "--state", str(self._folder / f"device-{number}.state"),
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import queue
 import resource
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from multiprocessing.synchronize import Event
@@ -16,7 +15,7 @@ from typing import Any
 
 from foreseed.bench.machine import describe_machine
 from foreseed.config import Config, load
-from foreseed.data import write_shards
+from foreseed.data import shard_name, write_shards
 from foreseed.device.link import Link, broker
 from foreseed.device.member import Member
 from foreseed.serve.local import Mosquitto
@@ -28,8 +27,6 @@ from foreseed.wire import Message, Presence, encode, topics
 _LIMIT = 64 * 10**6
 _WORK = ("prune.pruner=random", "train.k=50", "fleet.deadline=600", "data.partition=iid")
 """Which weights live does not matter here, but how many."""
-
-
 _BYTES = ("wire_up_bytes", "wire_down_bytes", "payload_up_bytes", "payload_down_bytes")
 
 
@@ -131,7 +128,7 @@ class _Agent:
             received=lambda topic, payload: happened((self, payload)), connected=lambda: happened((self, None)),
             gave_up=lambda error: None, say=lambda line: None,
         )  # fmt: skip
-        self._member = Member(shards / f"device-{number:05}.bin", wanted=number, costs=lambda: (0, *self.link.counts))
+        self._member = Member(shards / shard_name(number), wanted=number, costs=lambda: (0, *self.link.counts))
 
     def take(self, payload: bytes | None) -> None:
         """A message, or a new connection if None."""
@@ -164,7 +161,7 @@ def _result(config: Config, summary: dict[str, Any], rows: list[dict[str, Any]])
         # A reply alone: the least of a round, as joining and fetching come on top.
         "reply_wire_bytes": min(row["wire_up"] / row["devices"] for row in rows),
         "device_peak_mb": fleet["device_peak_mb"],
-        "round_overhead_ms": statistics.median(row["round_overhead_ms"] for row in rows),
+        "round_overhead_ms": fleet["round_overhead_ms"],
         "rounds": len(rows),
         "devices": config.data.devices,
         "per_round": config.data.per_round,

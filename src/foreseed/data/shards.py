@@ -19,6 +19,11 @@ from foreseed.data.sets import Dataset
 INDEX = "shards.json"
 
 
+def shard_name(device: int) -> str:
+    """The file of a device's samples, in a folder of shards."""
+    return f"device-{device:05}.bin"
+
+
 def write_shard(path: str | os.PathLike[str], images: Bytes, labels: Bytes) -> str:
     """Write one device's samples; the file is there whole or not at all. Returns its SHA-256."""
     if images.dtype != np.uint8 or images.ndim != 4 or labels.dtype != np.uint8 or labels.shape != images.shape[:1]:
@@ -41,7 +46,7 @@ def write_shards(dataset: Dataset, partition: Partition, folder: str | os.PathLi
     `shards.json` is written last: where it is, all shards are. Returns its path.
     """
     target = Path(folder)
-    files = [f"device-{device:05}.bin" for device in range(len(partition.indices))]
+    files = [shard_name(device) for device in range(len(partition.indices))]
     others = {path.name for path in target.glob("device-*.bin")}.difference(files)
     if others:
         raise DataError(f"{target} holds shards of another partition, such as {min(others)}; give an empty folder")

@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
+    from foreseed.device.answer import Answer
     from foreseed.engine.types import Buffer
     from foreseed.wire import OrderMessage, Welcome
 
@@ -55,14 +56,10 @@ class Worker:
             stats = engine.batch_stats(values, shard.samples)
             shard.release(0, shard.count)
         result = answer(engine, values, shard.samples, order, stats, shard.release)
-        losses = array("f", [result.base_loss]) + result.loss_differences
-        if not all(map(isfinite, losses)):
+        reply = reply_to(message, result, stats)
+        if not all(map(isfinite, array("f", reply.losses))):
             raise ValuesError("a loss is larger than float32 holds; lower the learning rate or sigma")
-        passes = forward_passes(shard.count, order.k, order.spread, order.central, order.local_steps)
-        return Reply(
-            message.run, message.round, message.device, shard.count, losses.tobytes(),
-            passes + (0 if stats is None else shard.count), b"" if stats is None else stats.tobytes(),
-        )  # fmt: skip
+        return reply
 
     def _fit(self, local_steps: bool = False) -> Engine:
         """An engine in what the budget leaves it; BudgetError says how many bytes would do."""
@@ -82,6 +79,16 @@ class Worker:
             return Engine(program, _BATCH, memory_budget=budget - beside)
         except BudgetError as error:
             raise over_budget(error.needed + beside, budget) from None
+
+
+def reply_to(message: OrderMessage, result: Answer, stats: array[float] | None) -> Reply:
+    """The reply that carries an answer; `stats` are the batch norms' statistics that it was found with."""
+    losses = array("f", [result.base_loss]) + result.loss_differences
+    passes = forward_passes(result.samples, message.k, message.spread, message.central, message.local_steps)
+    return Reply(
+        message.run, message.round, message.device, result.samples, losses.tobytes(),
+        passes + (0 if stats is None else result.samples), b"" if stats is None else stats.tobytes(),
+    )  # fmt: skip
 
 
 def beside_engine(n_live: int, vectors: int, local_steps: bool = False) -> int:

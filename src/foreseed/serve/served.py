@@ -7,6 +7,7 @@ import os
 import queue
 import secrets
 import signal
+import statistics
 import threading
 import time
 from collections import Counter
@@ -266,7 +267,7 @@ class ServedFleet(Fleet):
             "wire_down_bytes": sum(row["wire_down"] for row in rows),
             "payload_up_bytes": sum(row["bytes_up"] for row in rows),
             "payload_down_bytes": sum(row["bytes_down"] for row in rows),
-            "round_overhead_ms": sorted(row["round_overhead_ms"] for row in rows)[len(rows) // 2],
+            "round_overhead_ms": statistics.median_high(row["round_overhead_ms"] for row in rows),
         }
 
     def _numbers(self) -> dict[str, int]:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from foreseed.config import Config, load
-from foreseed.data import write_shards
+from foreseed.data import shard_name, write_shards
 from foreseed.device.link import broker
 from foreseed.engine import ForeseedError
 from foreseed.serve.embedded import EmbeddedBroker
@@ -134,7 +134,7 @@ class Testbed:
         return {"ca": str(identity.ca), "cert": str(identity.cert), "key": str(identity.key)}
 
     def _shard(self, number: int) -> Path:
-        return self.folder / "shards" / f"device-{number:05}.bin"
+        return self.folder / "shards" / shard_name(number)
 
     def _log(self, config: Config, name: str) -> Path:
         for folder in ("logs", "states"):

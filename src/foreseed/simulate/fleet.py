@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from foreseed.device.answer import Answer, Order, answer, forward_passes, move, split
+from foreseed.device.answer import Answer, Order, answer, move, split
+from foreseed.device.worker import reply_to
 from foreseed.engine import Engine, Samples, project
 from foreseed.engine.types import Buffer
 from foreseed.methods.backprop import LocalTrainer
@@ -123,12 +124,7 @@ class Fleet:
         stats = self.engine.batch_stats(values, samples) if self.world.program.n_stats else None
         exact = self.world.config.engine == "exact"
         result = self._exact(order, values, stats) if exact else answer(self.engine, values, samples, order, stats)
-        losses = array("f", [result.base_loss]) + result.loss_differences
-        passes = forward_passes(samples.count, order.k, order.spread, order.central, order.local_steps)
-        return Reply(
-            message.run, message.round, message.device, samples.count, losses.tobytes(),
-            passes + (0 if stats is None else samples.count), b"" if stats is None else stats.tobytes(),
-        )  # fmt: skip
+        return reply_to(message, result, stats)
 
     def _exact(self, order: Order, values: Vector, stats: Buffer | None) -> Answer:
         """What `answer` comes to as sigma goes to 0, by backpropagation."""
