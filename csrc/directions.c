@@ -16,7 +16,15 @@ const fs_isa *fs_find_isa(uint32_t isa) {
     return isa == FS_BEST || isa == FS_PLAIN ? &fs_plain : NULL;
 }
 
-const char *fs_isa_name(void) { return fs_best_isa()->name; }
+const char *fs_isa_name(uint32_t isa) {
+    const fs_isa *found = fs_find_isa(isa);
+    return found ? found->name : NULL;
+}
+
+static const fs_isa *chosen(uint32_t isa) {
+    const fs_isa *found = fs_find_isa(isa);
+    return found ? found : fs_find_isa(FS_BEST);
+}
 
 void fs_philox(const uint32_t counter[4], uint64_t seed, uint32_t words[4]) {
     uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
@@ -48,7 +56,7 @@ static size_t piece(uint32_t start, size_t n) {
 }
 
 void fs_direction(const fs_directions *d, uint32_t k, uint32_t start, size_t n, float *out) {
-    const fs_isa *isa = fs_best_isa();
+    const fs_isa *isa = chosen(d->isa);
     float block[CHUNK];
     for (size_t here; n; n -= here, start += (uint32_t)here) {
         here = piece(start, n);
@@ -58,7 +66,7 @@ void fs_direction(const fs_directions *d, uint32_t k, uint32_t start, size_t n, 
 }
 
 void fs_perturb(const fs_directions *d, uint32_t k, uint32_t start, size_t n, const float *values, float *out) {
-    const fs_isa *isa = fs_best_isa();
+    const fs_isa *isa = chosen(d->isa);
     float block[CHUNK];
     for (size_t here; n; n -= here, start += (uint32_t)here, values += here, out += here) {
         here = piece(start, n);
@@ -67,7 +75,7 @@ void fs_perturb(const fs_directions *d, uint32_t k, uint32_t start, size_t n, co
 }
 
 void fs_accumulate(const fs_directions *d, const float *coefficients, uint32_t start, size_t n, float *gradient) {
-    const fs_isa *isa = fs_best_isa();
+    const fs_isa *isa = chosen(d->isa);
     float block[CHUNK];
     /* A chunk of the gradient stays in the cache while all directions pass over it. */
     for (size_t here; n; n -= here, start += (uint32_t)here, gradient += here) {
@@ -80,7 +88,7 @@ void fs_accumulate(const fs_directions *d, const float *coefficients, uint32_t s
 }
 
 void fs_project(const fs_directions *d, const float *vector, size_t n, double *out) {
-    const fs_isa *isa = fs_best_isa();
+    const fs_isa *isa = chosen(d->isa);
     float block[CHUNK];
     for (uint32_t i = 0; i < d->count; i++) {
         double sums[8] = {0}; /* eight chains: additions need not wait for each other */
@@ -94,14 +102,15 @@ void fs_project(const fs_directions *d, const float *vector, size_t n, double *o
     }
 }
 
-void fs_sgd(float *values, float *momentum, const float *gradient, size_t n, float lr, float mu, float decay) {
-    fs_best_isa()->sgd(values, momentum, gradient, n, lr, mu, decay);
+void fs_sgd(float *values, float *momentum, const float *gradient, size_t n, float lr, float mu, float decay,
+            uint32_t isa) {
+    chosen(isa)->sgd(values, momentum, gradient, n, lr, mu, decay);
 }
 
 void fs_adam(float *values, float *m, float *v, const float *gradient, size_t n, float lr, float beta1, float beta2,
-             float eps, float decay, float k1, float k2) {
+             float eps, float decay, float k1, float k2, uint32_t isa) {
     const float constants[] = {lr, beta1, beta2, eps, decay, k1, k2};
-    fs_best_isa()->adam(values, m, v, gradient, n, constants);
+    chosen(isa)->adam(values, m, v, gradient, n, constants);
 }
 
 static int is_finite(const float *number) {

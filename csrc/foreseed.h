@@ -92,6 +92,7 @@ typedef struct {
     uint32_t first, step, count;
     uint32_t kind;
     float sigma;
+    uint32_t isa; /* as in fs_config; one that this machine lacks is taken for FS_BEST */
 } fs_directions;
 
 /* ---- programs ---- */
@@ -99,7 +100,7 @@ fs_status fs_open(fs_program *program, const void *bytes, size_t size);
 fs_status fs_make_plan(const fs_program *program, const fs_config *config, fs_plan *plan);
 fs_status fs_start(fs_engine **engine, const fs_program *program, const fs_config *config, void *arena, size_t bytes);
 size_t fs_high_water(const fs_engine *engine); /* bytes of the arena touched so far */
-const char *fs_isa_name(void);                 /* "avx512", "avx2" or "plain": what this machine runs */
+const char *fs_isa_name(uint32_t isa);         /* "avx512", "avx2" or "plain"; NULL if this machine lacks it */
 
 /* ---- running ----
  * `stats` are the frozen statistics of the batch-norm layers (n_stats numbers), or NULL: the statistics of
@@ -123,9 +124,10 @@ void fs_accumulate(const fs_directions *directions, const float *coefficients, u
                    float *gradient);
 /* out[i] = sum over j of z_i[j] * vector[j], in float64: the derivative along each direction, given a gradient. */
 void fs_project(const fs_directions *directions, const float *vector, size_t n, double *out);
-void fs_sgd(float *values, float *momentum, const float *gradient, size_t n, float lr, float mu, float decay);
+void fs_sgd(float *values, float *momentum, const float *gradient, size_t n, float lr, float mu, float decay,
+            uint32_t isa);
 void fs_adam(float *values, float *m, float *v, const float *gradient, size_t n, float lr, float beta1, float beta2,
-             float eps, float decay, float k1, float k2);
+             float eps, float decay, float k1, float k2, uint32_t isa);
 /* The place of the first NaN or infinity, or n. */
 size_t fs_first_not_finite(const float *numbers, size_t n);
 

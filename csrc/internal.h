@@ -138,7 +138,6 @@ typedef struct {
 
 /* The inner loops for FS_BEST, FS_PLAIN, ...; NULL where this machine cannot run them. */
 const fs_isa *fs_find_isa(uint32_t isa);
-static inline const fs_isa *fs_best_isa(void) { return fs_find_isa(FS_BEST); }
 extern const fs_isa fs_plain;
 #if defined(__x86_64__)
 extern const fs_isa fs_avx2, fs_avx512;

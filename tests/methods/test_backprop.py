@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from foreseed import models
+from foreseed.draws import Draws
 from foreseed.engine import Engine, ProgramError, Samples, SamplesError, ValuesError
 from foreseed.methods import backprop
 from foreseed.methods.backprop import LocalTrainer, Trained
@@ -110,9 +111,9 @@ def by_hand(model: nn.Module, values: Any, program: Any, images: Any, labels: An
     masks = live_of(model, program)
     models.restore(model, program, values)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=0.01)
-    rng = np.random.default_rng(seed)
+    draws = Draws(*seed, "minibatches")
     for _ in range(2):
-        for rows in np.split(rng.permutation(len(images)), range(batch, len(images), batch)):
+        for rows in np.split(draws.permutation(len(images)), range(batch, len(images), batch)):
             optimiser.zero_grad()
             plain_losses(model, program, images[rows], labels[rows]).mean().backward()
             for name, p in model.named_parameters():

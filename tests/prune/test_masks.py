@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from foreseed.draws import Draws
 from foreseed.engine.errors import ForeseedError
 from foreseed.prune import (
     Mask,
@@ -27,8 +28,8 @@ from foreseed.prune import (
 from foreseed.prune.masks import _digest
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def draws(seed: int = 0) -> Draws:
+    return Draws(seed, "ties")
 
 
 def count(mask: Mask) -> int:
@@ -59,7 +60,7 @@ def selections(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], Mask, int, int
 @given(selections())
 def test_exactly_as_many_weights_stay_as_asked_and_no_layer_dies(case) -> None:
     scores, mask, keep, seed = case
-    kept = keep_top(scores, mask, keep, generator(seed))
+    kept = keep_top(scores, mask, keep, draws(seed))
     assert count(kept) == keep
     for name in mask:
         assert kept[name].any(), "a layer became empty"
@@ -72,7 +73,7 @@ def test_exactly_as_many_weights_stay_as_asked_and_no_layer_dies(case) -> None:
 @given(selections())
 def test_no_pruned_weight_scores_above_a_kept_one_unless_it_saved_a_layer(case) -> None:
     scores, mask, keep, seed = case
-    kept = keep_top(scores, mask, keep, generator(seed))
+    kept = keep_top(scores, mask, keep, draws(seed))
     lost = [scores[name][mask[name] & ~kept[name]] for name in mask]
     # A layer's only survivor may owe its place to the rule against empty layers; every other place goes by score.
     earned = [scores[name][kept[name]].sort().values for name in mask]
@@ -84,7 +85,7 @@ def test_no_pruned_weight_scores_above_a_kept_one_unless_it_saved_a_layer(case) 
 def test_the_highest_scores_win_when_nothing_ties() -> None:
     scores = {"a": torch.tensor([[0.1, 5.0], [3.0, 0.2]]), "b": torch.tensor([4.0, 0.3, 0.05])}
     mask = {name: torch.ones_like(score, dtype=torch.bool) for name, score in scores.items()}
-    kept = keep_top(scores, mask, 4, generator())
+    kept = keep_top(scores, mask, 4, draws())
     assert kept["a"].tolist() == [[False, True], [True, False]]
     assert kept["b"].tolist() == [True, True, False]
 
@@ -92,37 +93,50 @@ def test_the_highest_scores_win_when_nothing_ties() -> None:
 def test_ties_are_broken_evenly_over_layers() -> None:
     scores = {"first": torch.zeros(3000), "last": torch.zeros(1000)}
     mask = {name: torch.ones_like(score, dtype=torch.bool) for name, score in scores.items()}
-    shares = densities(keep_top(scores, mask, 1000, generator()))
+    shares = densities(keep_top(scores, mask, 1000, draws()))
     assert shares["first"] == pytest.approx(0.25, abs=0.04)
     assert shares["last"] == pytest.approx(0.25, abs=0.04)
 
 
+def test_scores_that_differ_by_rounding_alone_are_equal_and_those_that_differ_by_more_are_not() -> None:
+    mask = {"w": torch.ones(1000, dtype=torch.bool)}
+    equal = torch.full((1000,), 1 / 3, dtype=torch.float64)
+    jitter = equal * (1 + 1e-14 * torch.linspace(-1, 1, 1000, dtype=torch.float64))
+    assert torch.equal(
+        keep_top({"w": equal}, mask, 300, draws())["w"], keep_top({"w": jitter}, mask, 300, draws())["w"]
+    )
+    apart = equal * (1 + 1e-3 * torch.linspace(-1, 1, 1000, dtype=torch.float64))
+    assert keep_top({"w": apart}, mask, 300, draws())["w"].nonzero().squeeze(1).tolist() == list(range(700, 1000))
+    tiny = keep_top({"w": 1e-200 * apart}, mask, 300, draws())["w"]
+    assert torch.equal(tiny, keep_top({"w": apart}, mask, 300, draws())["w"]), "small scores must not drown"
+
+
 def test_a_seed_gives_the_same_mask_on_any_number_of_threads() -> None:
-    scores = {"w": torch.randint(0, 5, (200_000,), generator=generator(1)).float()}
+    scores = {"w": torch.randint(0, 5, (200_000,), generator=torch.Generator().manual_seed(1)).float()}
     mask = {"w": torch.ones(200_000, dtype=torch.bool)}
     threads = torch.get_num_threads()
     try:
         results = []
         for n in (1, 2, 4):
             torch.set_num_threads(n)
-            results.append(keep_top(scores, mask, 70_000, generator(7))["w"])
+            results.append(keep_top(scores, mask, 70_000, draws(7))["w"])
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
-    assert not torch.equal(results[0], keep_top(scores, mask, 70_000, generator(8))["w"])
+    assert not torch.equal(results[0], keep_top(scores, mask, 70_000, draws(8))["w"])
 
 
 @pytest.mark.parametrize("keep", [-1, 1, 7])
 def test_a_count_that_cannot_be_kept_is_refused(keep: int) -> None:
     mask = {"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(3, dtype=torch.bool)}
     with pytest.raises(PruneError, match="expected a number from 2 to 6"):
-        keep_top({"a": torch.zeros(3), "b": torch.zeros(3)}, mask, keep, generator())
+        keep_top({"a": torch.zeros(3), "b": torch.zeros(3)}, mask, keep, draws())
 
 
 def test_scores_that_are_not_finite_are_refused() -> None:
     with pytest.raises(PruneError, match="not finite"):
-        keep_top({"a": torch.tensor([1.0, torch.nan])}, {"a": torch.ones(2, dtype=torch.bool)}, 1, generator())
+        keep_top({"a": torch.tensor([1.0, torch.nan])}, {"a": torch.ones(2, dtype=torch.bool)}, 1, draws())
 
 
 def test_only_conv_and_linear_weights_are_prunable() -> None:
@@ -133,7 +147,7 @@ def test_only_conv_and_linear_weights_are_prunable() -> None:
 def test_apply_mask_zeroes_the_pruned_and_leaves_the_model_alone() -> None:
     model = net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    mask = keep_top({n: layer.weight.abs() for n, layer in prunable(model).items()}, dense_mask(model), 60, generator())
+    mask = keep_top({n: layer.weight.abs() for n, layer in prunable(model).items()}, dense_mask(model), 60, draws())
     pruned = apply_mask(model, mask).state_dict()
     for name, value in before.items():
         assert torch.equal(model.state_dict()[name], value)
@@ -143,7 +157,7 @@ def test_apply_mask_zeroes_the_pruned_and_leaves_the_model_alone() -> None:
 def test_rescale_keeps_the_variance_of_what_a_layer_passes_on() -> None:
     torch.manual_seed(0)
     model = nn.Linear(2000, 500)
-    mask = keep_top({"weight": torch.zeros(500, 2000)}, dense_mask(model), 100_000, generator())
+    mask = keep_top({"weight": torch.zeros(500, 2000)}, dense_mask(model), 100_000, draws())
     images = torch.randn(50, 2000)
     scaled, plain = rescale(model, mask), apply_mask(model, mask)
     assert torch.allclose(scaled.weight, model.weight * mask["weight"] * 10**0.5)
@@ -173,8 +187,8 @@ def test_a_mask_that_does_not_fit_the_model_is_refused_by_name() -> None:
 
 def a_mask() -> Mask:
     return {
-        "conv.weight": torch.rand(4, 2, 3, 3, generator=generator(1)) < 0.3,
-        "shortcut.0.weight": torch.rand(5, 7, generator=generator(2)) < 0.3,
+        "conv.weight": torch.rand(4, 2, 3, 3, generator=torch.Generator().manual_seed(1)) < 0.3,
+        "shortcut.0.weight": torch.rand(5, 7, generator=torch.Generator().manual_seed(2)) < 0.3,
     }
 
 
@@ -195,7 +209,7 @@ def test_equal_masks_make_equal_files(tmp_path) -> None:
 
 
 def test_a_mask_file_needs_no_more_than_a_bit_a_weight(tmp_path) -> None:
-    save_mask(tmp_path / "mask.npz", {"w": torch.rand(1000, 800, generator=generator()) < 0.5})
+    save_mask(tmp_path / "mask.npz", {"w": torch.rand(1000, 800, generator=torch.Generator().manual_seed(0)) < 0.5})
     assert (tmp_path / "mask.npz").stat().st_size < 800_000 / 8 * 1.02
 
 

@@ -34,12 +34,20 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         )
 
 
+def _engine(used: str | None) -> str:
+    if used is None:
+        return "not built: the NumPy reference serves, slowly"
+    from foreseed.engine.native import isas
+
+    others = ", ".join(name for name in isas() if name != used)
+    return f"built, runs {used}" + (f" (FORESEED_ISA chooses another: {others})" if others else "")
+
+
 def _table(found: dict[str, Any]) -> Table:
     machine = found["machine"]
     table = Table("what", "found", show_header=False)
     table.add_row("foreseed", machine["foreseed"])
-    isa = machine["instruction_set"]
-    table.add_row("C engine", f"built, runs {isa}" if isa else "not built: the NumPy reference serves, slowly")
+    table.add_row("C engine", _engine(machine["instruction_set"]))
     table.add_row("python", machine["python"])
     table.add_row("machine", f"{machine['processor']}, {machine['cores']} cores, {machine['system']}")
     table.add_row("memory", ", ".join(f"{n / 1e9:.1f} GB {name}" for name, n in found["memory_bytes"].items() if n))

@@ -1,6 +1,6 @@
 """Sharing the samples of a data set out over devices; every sample goes to exactly one device.
 
-All randomness comes from PCG64 with the given seed, so equal arguments give equal partitions.
+All randomness comes from `Draws` of the given seed, so equal arguments give equal partitions on every machine.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreseed.data.errors import PartitionError
+from foreseed.draws import Draws
 
 Integers = npt.NDArray[np.int64]
 
@@ -34,7 +35,7 @@ def iid(labels: npt.ArrayLike, devices: int, seed: int) -> Partition:
     """Deal the samples out at random; sizes differ by one at most."""
     flat, rng = _checked(labels, devices, seed)
     owner = np.empty(len(flat), np.int64)
-    owner[np.argsort(rng.random(len(flat)))] = np.arange(len(flat)) % devices
+    owner[rng.permutation(len(flat))] = np.arange(len(flat)) % devices
     return _partition(owner, flat, devices, rng)
 
 
@@ -54,12 +55,12 @@ def dirichlet(labels: npt.ArrayLike, devices: int, beta: float, seed: int, min_s
         )
     owner = np.empty(len(flat), np.int64)
     for members in _by_class(flat, rng):
-        shares = np.cumsum(rng.dirichlet(np.full(devices, float(beta))))
+        shares = np.cumsum(rng.dirichlet(beta, devices))
         if not isfinite(shares[-1]):
             raise PartitionError(f"beta = {beta} is too extreme to draw from; expected about 0.001 to 1,000,000")
         # The samples lie evenly along the shares. The random start matters when samples are fewer than devices:
         # without it rounding would give the same few devices the samples of every class.
-        spots = (np.arange(len(members)) + rng.random()) * (shares[-1] / len(members))
+        spots = (np.arange(len(members)) + rng.uniforms(1)) * (shares[-1] / len(members))
         owner[members] = np.minimum(np.searchsorted(shares, spots, side="right"), devices - 1)
     moved = _fill_up(owner, devices, min_size, rng)
     return _partition(owner, flat, devices, rng, moved)
@@ -79,7 +80,8 @@ def k_classes(labels: npt.ArrayLike, devices: int, k: int, seed: int) -> Partiti
     held = np.array(_deal_classes(devices, k, len(members), rng))
     owner = np.empty(len(flat), np.int64)
     for c, samples in enumerate(members):
-        holders = rng.permutation(holder[held == c])
+        holders = holder[held == c]
+        holders = holders[rng.permutation(len(holders))]
         if len(holders) > len(samples):
             raise PartitionError(
                 f"class {flat[samples[0]]} has {len(samples)} samples for {len(holders)} devices that would hold it; "
@@ -89,7 +91,7 @@ def k_classes(labels: npt.ArrayLike, devices: int, k: int, seed: int) -> Partiti
     return _partition(owner, flat, devices, rng)
 
 
-def _checked(labels: npt.ArrayLike, devices: int, seed: int) -> tuple[Integers, np.random.Generator]:
+def _checked(labels: npt.ArrayLike, devices: int, seed: int) -> tuple[Integers, Draws]:
     """The labels as integers and the generator, once the arguments that all partitions share make sense."""
     given = np.asarray(labels)
     if given.ndim != 1 or given.dtype.kind not in "iu" or (len(given) and given.min() < 0):
@@ -100,16 +102,16 @@ def _checked(labels: npt.ArrayLike, devices: int, seed: int) -> tuple[Integers, 
         raise PartitionError(f"{devices} devices for {len(given)} samples: expected 1 to {len(given)} devices")
     if seed < 0:
         raise PartitionError(f"seed = {seed}: expected 0 or a positive integer")
-    return given.astype(np.int64), np.random.Generator(np.random.PCG64(seed))
+    return given.astype(np.int64), Draws(seed, "partition")
 
 
-def _by_class(labels: Integers, rng: np.random.Generator) -> Iterator[Integers]:
+def _by_class(labels: Integers, rng: Draws) -> Iterator[Integers]:
     """The samples of each class that has any, in random order."""
-    order = np.lexsort((rng.random(len(labels)), labels))
+    order = np.lexsort((rng.words(len(labels)), labels))
     yield from np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
-def _deal_classes(devices: int, k: int, classes: int, rng: np.random.Generator) -> list[int]:
+def _deal_classes(devices: int, k: int, classes: int, rng: Draws) -> list[int]:
     """Deal k different classes to each device, from shuffled packs of all classes: each is held equally often."""
     dealt: list[int] = []
     pack: list[int] = []
@@ -125,7 +127,7 @@ def _deal_classes(devices: int, k: int, classes: int, rng: np.random.Generator) 
     return dealt
 
 
-def _fill_up(owner: Integers, devices: int, min_size: int, rng: np.random.Generator) -> int:
+def _fill_up(owner: Integers, devices: int, min_size: int, rng: Draws) -> int:
     """Move samples from the largest devices to those below the minimum, in place; returns how many."""
     sizes = np.bincount(owner, minlength=devices)
     lacking = np.maximum(min_size - sizes, 0)
@@ -139,17 +141,17 @@ def _fill_up(owner: Integers, devices: int, min_size: int, rng: np.random.Genera
         low, high = (middle, high) if np.maximum(sizes - middle, 0).sum() >= need else (low, middle - 1)
     giving = np.maximum(sizes - low, 0)
     giving[np.flatnonzero(giving)[: int(giving.sum()) - need]] -= 1
-    order = np.lexsort((rng.random(len(owner)), owner))
+    order = np.lexsort((rng.words(len(owner)), owner))
     rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     freed = order[rank < np.repeat(giving, sizes)]
-    owner[rng.permutation(freed)] = np.repeat(np.arange(devices), lacking)
+    owner[freed[rng.permutation(len(freed))]] = np.repeat(np.arange(devices), lacking)
     return need
 
 
-def _partition(owner: Integers, labels: Integers, devices: int, rng: np.random.Generator, moved: int = 0) -> Partition:
+def _partition(owner: Integers, labels: Integers, devices: int, rng: Draws, moved: int = 0) -> Partition:
     """A partition from the device that owns each sample."""
     classes = int(labels.max()) + 1
     counts = np.bincount(owner * classes + labels, minlength=devices * classes).reshape(devices, classes)
     sizes = counts.sum(axis=1)
-    order = np.lexsort((rng.random(len(owner)), owner))
+    order = np.lexsort((rng.words(len(owner)), owner))
     return Partition(tuple(np.split(order, np.cumsum(sizes)[:-1])), sizes, counts, moved)

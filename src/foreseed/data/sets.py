@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,7 @@ def _folder(path: Path) -> Dataset:
 
 def _split(images: Bytes, labels: Bytes) -> tuple[Bytes, Bytes, Bytes, Bytes]:
     """Set one image in five of every class aside for testing; the same images every time."""
-    shuffled = np.lexsort((np.random.Generator(np.random.PCG64(_SPLIT_SEED)).random(len(labels)), labels))
+    shuffled = np.lexsort((np.random.PCG64(_SPLIT_SEED).random_raw(len(labels)), labels))
     is_test = np.zeros(len(labels), bool)
     is_test[shuffled[::_TEST_SHARE]] = True
     return images[~is_test], labels[~is_test], images[is_test], labels[is_test]
@@ -164,4 +165,4 @@ def _moments(images: Bytes) -> tuple[tuple[float, ...], tuple[float, ...]]:
         squares += np.multiply(chunk, chunk, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.uint64)
     mean = [int(s) / n for s in total]
     variance = [(n * int(q) - int(s) ** 2) / n**2 for s, q in zip(total, squares, strict=True)]
-    return tuple(m / 255 for m in mean), tuple(v**0.5 / 255 for v in variance)
+    return tuple(m / 255 for m in mean), tuple(math.sqrt(v) / 255 for v in variance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from _thread import allocate_lock
 from array import array
 
@@ -20,9 +21,19 @@ _ISAS = {"best": lib.FS_BEST, "plain": lib.FS_PLAIN, "avx2": lib.FS_AVX2, "avx51
 _KINDS = {"gaussian": lib.FS_GAUSSIAN, "rademacher": lib.FS_RADEMACHER}
 
 
+def isas() -> list[str]:
+    """The instruction sets that this machine runs, best first."""
+    return [name for name in ("avx512", "avx2", "plain") if lib.fs_isa_name(_ISAS[name]) != ffi.NULL]
+
+
+# What the environment asks for, so that one machine can compute as another does; an engine refuses what is not there.
+_ASKED = os.environ.get("FORESEED_ISA") or "best"
+_CHOSEN = _ISAS[_ASKED] if _ASKED in isas() else lib.FS_BEST
+
+
 def isa() -> str:
-    """The instruction set that this machine runs: avx512, avx2 or plain."""
-    return str(ffi.string(lib.fs_isa_name()).decode())
+    """The instruction set in use: avx512, avx2 or plain."""
+    return str(ffi.string(lib.fs_isa_name(_CHOSEN)).decode())
 
 
 class Planned:
@@ -60,7 +71,7 @@ class NativeEngine:
     `memory_budget` (bytes, everything included) the largest batch up to `batch` that fits is taken; if not
     even one image fits, weights are perturbed row by row as they are used, which needs no perturbed copy.
     `lanes`, `by_row` and `isa` choose by hand what is otherwise chosen well: results are the same bits
-    (`isa="plain"` on x86, which has no fused multiply-add there, to rounding).
+    (`isa="plain"` on x86, which has no fused multiply-add there, to rounding). $FORESEED_ISA is the default of `isa`.
     """
 
     def __init__(
@@ -77,7 +88,9 @@ class NativeEngine:
         self.program = program
         if isa not in _ISAS:
             raise ForeseedError(f"instruction set {isa!r}: expected one of {', '.join(_ISAS)}")
-        self._isa = _ISAS[isa]
+        if _ASKED not in ("best", *isas()):
+            raise ForeseedError(f"FORESEED_ISA is {_ASKED!r}, expected one that this machine runs: {', '.join(isas())}")
+        self._isa = _ISAS[isa] or _CHOSEN
         self._bytes = ffi.from_buffer(program.bytes)
         self._program = ffi.new("fs_program *")
         self._open()
@@ -258,7 +271,7 @@ def sgd(values: Buffer, momentum: Buffer | None, gradient: Buffer, lr: float, mu
     if momentum is None and mu:
         raise ValuesError(f"momentum {mu} without a momentum vector: give one, or set momentum to 0")
     velocity = ffi.NULL if momentum is None else _out(momentum)
-    lib.fs_sgd(_out(values), velocity, _floats(gradient), n, lr, mu, decay)
+    lib.fs_sgd(_out(values), velocity, _floats(gradient), n, lr, mu, decay, _CHOSEN)
 
 
 def adam(
@@ -277,7 +290,7 @@ def adam(
     """One step of Adam, in place; k1 and k2 are the bias corrections 1/(1 - beta^t)."""
     n = _same_length(values, m, v, gradient)
     lib.fs_adam(
-        _out(values), _out(m), _out(v), _floats(gradient), n, lr, beta1, beta2, eps, decay, k1, k2
+        _out(values), _out(m), _out(v), _floats(gradient), n, lr, beta1, beta2, eps, decay, k1, k2, _CHOSEN
     )  # fmt: skip
 
 
@@ -345,7 +358,7 @@ def _directions(d: Directions) -> Any:
         "fs_directions *",
         {
             "seed": d.seed, "round": d.round, "device": d.device, "first": d.first, "step": d.step,
-            "count": d.count, "kind": _KINDS[d.kind], "sigma": d.sigma,
+            "count": d.count, "kind": _KINDS[d.kind], "sigma": d.sigma, "isa": _CHOSEN,
         },
     )  # fmt: skip
 

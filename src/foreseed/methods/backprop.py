@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foreseed.draws import Draws
 from foreseed.engine.errors import SamplesError, ValuesError
 from foreseed.engine.program import Program
 from foreseed.engine.types import Buffer
@@ -89,7 +90,7 @@ class LocalTrainer:
         parameters = list(self.model.parameters())
         velocities = [torch.zeros_like(p) for p in parameters]
         total = 0.0
-        for rows in _minibatches(len(images), epochs, batch, np.random.default_rng(seed)):
+        for rows in _minibatches(len(images), epochs, batch, Draws(*seed, "minibatches")):
             losses = self._losses(images[rows], labels[rows])
             self._backward(losses.mean())
             for p, v in zip(parameters, velocities, strict=True):
@@ -167,7 +168,7 @@ def _step(p: Tensor, v: Tensor, gradient: Tensor, lr: float, momentum: float, we
         p.add_(v, alpha=-lr)
 
 
-def _minibatches(n: int, epochs: int, batch: int, rng: np.random.Generator) -> Iterator[Integers]:
+def _minibatches(n: int, epochs: int, batch: int, rng: Draws) -> Iterator[Integers]:
     """The image numbers of one minibatch after the other."""
     for _ in range(epochs):
         order = rng.permutation(n)

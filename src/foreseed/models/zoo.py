@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, TypeVar
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from foreseed.draws import Draws
 from foreseed.models.errors import ModelError, UnknownModelError
 from foreseed.models.layers import Shape
 
 _T = TypeVar("_T")
+Array = npt.NDArray[Any]
 
 
 def lenet5(
-    in_shape: Shape = (3, 32, 32), classes: int = 10, *, activation: str = "relu", init: str = "kaiming"
+    in_shape: Shape = (3, 32, 32), classes: int = 10, *, activation: str = "relu", init: str = "kaiming", seed: int = 0
 ) -> nn.Module:
     """Make the classic LeNet-5: two 5x5 convs, each with a 2x2 max pool, then 120, 84 and `classes` units.
 
     62,006 parameters and 651,720 MACs at 3x32x32 and 10 classes.
     """
-    return _lenet(in_shape, (120, 84, classes), (2, 2), activation, init)
+    return _lenet(in_shape, (120, 84, classes), (2, 2), activation, init, seed)
 
 
 def lenet5_wide(
-    in_shape: Shape = (3, 32, 32), classes: int = 10, *, activation: str = "relu", init: str = "kaiming"
+    in_shape: Shape = (3, 32, 32), classes: int = 10, *, activation: str = "relu", init: str = "kaiming", seed: int = 0
 ) -> nn.Module:
     """Make LeNet-5 as FedDST has it: 3x3 max pools with stride 1, so the first linear layer is 16 times wider.
 
@@ -38,7 +42,7 @@ def lenet5_wide(
     FedDST puts before its cross entropy is left out.
     """
     hidden = (120,) if classes >= 100 else (120, 84)
-    return _lenet(in_shape, (*hidden, classes), (3, 1), activation, init)
+    return _lenet(in_shape, (*hidden, classes), (3, 1), activation, init, seed)
 
 
 def resnet20(
@@ -48,6 +52,7 @@ def resnet20(
     norm: str = "batch",
     activation: str = "relu",
     init: str = "kaiming",
+    seed: int = 0,
 ) -> nn.Module:
     """Make ResNet-20 for small images, with 1x1 convs as shortcuts where the shape changes (option B).
 
@@ -55,7 +60,7 @@ def resnet20(
     GroupNorm with max(2, C / 16) groups and, like BatchNorm, a trainable scale and shift.
     """
     act = _choose("activation", activation, _ACTIVATIONS)
-    return _initialised(_ResNet20(in_shape[0], classes, _choose("norm", norm, _NORMS), act), init)
+    return _initialised(_ResNet20(in_shape[0], classes, _choose("norm", norm, _NORMS), act), init, seed)
 
 
 def build(
@@ -68,10 +73,11 @@ def build(
     init: str = "kaiming",
     seed: int = 0,
 ) -> nn.Module:
-    """Make a model by name: the same weights for the same seed, and torch's global generator stays as it was.
+    """Make a model by name: the same weights for the same seed on every machine; torch's global generator is kept.
 
     Names: `lenet5`, `lenet5-wide`, `resnet20`, or `package.module:factory` for a model of your own: a function or class
-    that is given `in_shape` and `classes` if it has parameters of these names, and needs nothing else. `activation`,
+    that is given `in_shape` and `classes` if it has parameters of these names, and needs nothing else (its weights are
+    as portable as what it draws them with; torch's generator is seeded for it). `activation`,
     `norm` and `init` are for the named models; your own sees to them itself.
     """
     options = {"in_shape": tuple(in_shape), "classes": classes}
@@ -79,7 +85,7 @@ def build(
         factory = _own_factory(name)
     else:
         factory = _choose("model", name, MODELS, UnknownModelError, "; for your own write package.module:factory")
-        options |= {"activation": activation, "norm": norm, "init": init}
+        options |= {"activation": activation, "norm": norm, "init": init, "seed": seed}
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -104,30 +110,40 @@ def _group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(max(2, channels // 16), channels)
 
 
-def _keep(net: nn.Module) -> None:
-    """PyTorch's own initialisation has been applied already."""
+def _kaiming(weight: Tensor, draws: Draws) -> tuple[Array, float]:
+    """Normal numbers of variance 2 / fan-in for the weights, biases of 0."""
+    return math.sqrt(2 / weight[0].numel()) * draws.normals(*weight.shape), 0.0
 
 
-@torch.no_grad()
-def _kaiming(net: nn.Module) -> None:
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            if module.bias is not None:
-                module.bias.zero_()
+def _torch_default(weight: Tensor, draws: Draws) -> tuple[Array, float]:
+    """PyTorch's own: weights and biases even between -1 and 1 over the root of the fan-in."""
+    bound = 1 / math.sqrt(weight[0].numel())
+    return bound * (2 * draws.uniforms(weight.numel()).reshape(weight.shape) - 1), bound
 
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "hardswish": nn.Hardswish}
 _NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm2d, "group": _group_norm}
-_INITS: dict[str, Callable[[nn.Module], None]] = {"kaiming": _kaiming, "torch": _keep}
+_INITS: dict[str, Callable[[Tensor, Draws], tuple[Array, float]]] = {"kaiming": _kaiming, "torch": _torch_default}
+"""For a layer's weight: its initial numbers, and how far from 0 its biases may lie."""
 
 
-def _initialised(net: nn.Module, init: str) -> nn.Module:
-    _choose("init", init, _INITS)(net)
+@torch.no_grad()
+def _initialised(net: nn.Module, init: str, seed: int) -> nn.Module:
+    """Fresh weights, the same on every machine; torch's own draws are not."""
+    draw, draws = _choose("init", init, _INITS), Draws(seed, "init")
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            weights, bound = draw(module.weight, draws)
+            module.weight.copy_(torch.from_numpy(weights))
+            if module.bias is not None:
+                spread = 2 * draws.uniforms(module.bias.numel()) - 1
+                module.bias.copy_(torch.from_numpy(bound * spread + 0.0))  # 0 keeps no sign
     return net
 
 
-def _lenet(in_shape: Shape, widths: Sequence[int], pool: tuple[int, int], activation: str, init: str) -> nn.Module:
+def _lenet(
+    in_shape: Shape, widths: Sequence[int], pool: tuple[int, int], activation: str, init: str, seed: int
+) -> nn.Module:
     act = _choose("activation", activation, _ACTIVATIONS)
     net, (channels, *sides) = nn.Sequential(), in_shape
     for i, (n_in, n_out) in enumerate(pairwise((channels, 6, 16)), 1):
@@ -144,7 +160,7 @@ def _lenet(in_shape: Shape, widths: Sequence[int], pool: tuple[int, int], activa
         if i > 1:
             net.add_module(f"act{i + 1}", act())
         net.add_module(f"fc{i}", nn.Linear(n_in, n_out))
-    return _initialised(net, init)
+    return _initialised(net, init, seed)
 
 
 class _Block(nn.Module):

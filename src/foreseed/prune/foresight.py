@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from foreseed.draws import Draws
 from foreseed.prune.cost import Cost
 from foreseed.prune.errors import PruneError
 from foreseed.prune.masks import Mask, dense_mask, densities, keep_top
-from foreseed.prune.saliency import Scorer, Settings, magnitude, ntk_ori, ntk_rand, one_thread, stream, uniform
+from foreseed.prune.saliency import Scorer, Settings, magnitude, ntk_ori, ntk_rand, uniform
 
 
 class Pruner(NamedTuple):
@@ -61,7 +62,6 @@ def kept(n: int, density: float, iteration: int, iterations: int) -> int:
     return round(math.pow(density, iteration / iterations) * n)
 
 
-@one_thread()
 def foresight(
     model: nn.Module,
     density: float,
@@ -82,7 +82,7 @@ def foresight(
     `pruner` is a name of `PRUNERS`: "ntk-rand" needs no data; "ntk-ori" uses `device_data`, the normalised images
     of each device, and makes the devices backpropagate (see `ntk_ori`); "random" and "magnitude" are controls,
     done in one step. The other arguments are described at `Settings`. `progress` is called after each iteration.
-    Equal arguments give the same mask for any number of threads; torch's global generator is neither read nor moved.
+    Equal arguments give the same mask on every machine; torch's global generator is neither read nor moved.
     """
     chosen = _pruner(pruner)
     data = None if device_data is None else tuple(device_data)
@@ -97,7 +97,7 @@ def foresight(
     for t in range(1, steps + 1):
         saliency = chosen.score(model, mask, settings, t)
         keep = kept(n, density, t, steps)
-        mask = keep_top(saliency.scores, mask, keep, stream(seed, "ties", pruner, t))
+        mask = keep_top(saliency.scores, mask, keep, Draws(seed, "ties", pruner, t))
         cost += saliency.cost
         history.append(Step(t, steps, keep, keep / n, saliency.objective))
         if progress is not None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from foreseed.draws import Draws
 from foreseed.engine.files import write_whole
 from foreseed.prune.errors import MaskError, PruneError
 
@@ -47,13 +48,13 @@ def densities(mask: Mask) -> dict[str, float]:
     return {name: int(live.sum()) / live.numel() for name, live in mask.items()}
 
 
-def keep_top(scores: Scores, mask: Mask, keep: int, generator: torch.Generator) -> Mask:
+def keep_top(scores: Scores, mask: Mask, keep: int, draws: Draws) -> Mask:
     """Keep exactly `keep` of the live weights: those with the highest scores, and never all of a layer's pruned.
 
-    Equal scores are ranked by a random permutation from `generator`, so that no layer or corner of a layer is
-    favoured. The best live weight of each layer is taken first and the other `keep - layers` places go by rank
-    over all layers, so the count stays exact. What the mask has pruned stays pruned. The result depends on the
-    arguments alone, not on the number of threads.
+    Scores are compared by their leading 24 bits: what differs beyond may be no more than another CPU's rounding (two
+    weights in series, say, have equal scores, up to that). Equal ones are ranked by a random permutation from `draws`,
+    so that no layer or corner of a layer is favoured. The best live weight of each layer is taken first and the other
+    `keep - layers` places go by rank over all layers, so the count stays exact. What the mask has pruned stays pruned.
     """
     live = torch.cat([mask[name].flatten() for name in mask]).nonzero().squeeze(1)
     layers = sum(bool(layer.any()) for layer in mask.values())
@@ -62,8 +63,8 @@ def keep_top(scores: Scores, mask: Mask, keep: int, generator: torch.Generator) 
             f"cannot keep {keep} of {len(live)} live weights in {layers} layers: every layer keeps at least one, "
             f"so expected a number from {layers} to {len(live)}; change the density"
         )
-    flat = torch.cat([scores[name].flatten() for name in mask])
-    shuffled = live[torch.randperm(len(live), generator=generator)]
+    flat = _leading_bits(torch.cat([scores[name].flatten() for name in mask]))
+    shuffled = live[torch.from_numpy(draws.permutation(len(live)))]
     if not flat[shuffled].isfinite().all():
         raise PruneError("scores of live weights are not finite; expected numbers, check the model's weights")
     ranked = shuffled[flat[shuffled].argsort(descending=True, stable=True)]
@@ -73,6 +74,12 @@ def keep_top(scores: Scores, mask: Mask, keep: int, generator: torch.Generator) 
     kept[torch.cat([ranked[best], ranked[~best]])[:keep]] = True
     parts = torch.split(kept, sizes)
     return {name: part.reshape(mask[name].shape).clone() for name, part in zip(mask, parts, strict=True)}
+
+
+def _leading_bits(scores: torch.Tensor) -> torch.Tensor:
+    """Scores, rounded to 24 significant bits."""
+    fraction, exponent = np.frexp(scores.detach().double().numpy())
+    return torch.from_numpy(np.ldexp(np.rint(fraction * 2.0**24), exponent))
 
 
 def _first_of_each_layer(ranked: torch.Tensor, sizes: list[int]) -> torch.Tensor:

@@ -2,14 +2,19 @@
 
 The trace of the neural tangent kernel is approximated by how far the logits move under a small random change of
 the weights, F = ||f(x; W*m) - f(x; (W + dW)*m)||^2; a weight's saliency is |dI/dm| of the mean I of F.
+
+A mask must be the same on every machine. So everything is drawn from `Draws`, and computed in float64: kernels of
+different CPUs add in different orders, but there that moves a score by some 1e-14 of itself, far less than the gaps
+between ranks (`keep_top` says what happens to scores that are closer). In float32 it moved masks.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -19,6 +24,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from foreseed.draws import Draws
 from foreseed.prune.cost import Cost, forward_flops
 from foreseed.prune.errors import PruneError
 from foreseed.prune.masks import Mask, Scores, prunable
@@ -62,38 +68,35 @@ class Saliency(NamedTuple):
 Scorer: TypeAlias = Callable[[nn.Module, Mask, Settings, int], Saliency]
 """Scores the weights of a model under a mask, for iteration t = 1, 2, ..."""
 
-Batch: TypeAlias = tuple[torch.Tensor, torch.Generator]
-"""Inputs, and the generator that the draws for them come from."""
+_CHUNK = 10
+"""Inputs that pass the network at a time: float64 convolutions of more spill the caches (LeNet-5: half the speed)."""
 
 
-def stream(seed: int, *path: int | str) -> torch.Generator:
-    """A random generator of its own for each (seed, path), independent of torch's global one."""
-    digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
+class Batch(NamedTuple):
+    """Inputs of one Monte Carlo draw, and where its random numbers come from."""
+
+    draws: Draws
+    images: torch.Tensor | None
+    """A device's; None = Gaussian ones, drawn when their turn comes."""
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Several threads add up a convolution's gradient in another order, and one flipped bit can change a rank."""
+def _threads_for_draws() -> Iterator[int]:
+    """torch's threads, taken from inside its kernels to work on a draw each; yields how many."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        yield threads
     finally:
         torch.set_num_threads(threads)
 
 
 def ntk_rand(model: nn.Module, mask: Mask, settings: Settings, iteration: int) -> Saliency:
     """NTK saliency on Gaussian inputs: no data, no labels, no devices; the server does it all."""
-
-    def gaussian_batches() -> Iterator[Batch]:
-        for draw in range(settings.redraws):
-            generator = stream(settings.seed, "ntk-rand", iteration, draw)
-            yield torch.randn(settings.batch, *settings.input_shape, generator=generator), generator
-
+    batches = [Batch(Draws(settings.seed, "ntk-rand", iteration, draw), None) for draw in range(settings.redraws)]
     work = _working_copy(model, settings)
     flops = settings.redraws * settings.batch * _objective_flops(work, settings.input_shape)
-    scores, objective = _accumulate(work, mask, gaussian_batches(), settings)
+    scores, objective = _accumulate(work, mask, batches, settings)
     return Saliency(scores, objective, Cost(server_flops=flops))
 
 
@@ -107,25 +110,25 @@ def ntk_ori(model: nn.Module, mask: Mask, settings: Settings, iteration: int) ->
     and the FLOPs of the passes, forward and backward, over all the device's images.
     """
     devices = _checked_devices(settings)
-
-    def device_batches() -> Iterator[Batch]:
-        for device, images in enumerate(devices):
-            for draw in range(settings.redraws):
-                generator = stream(settings.seed, "ntk-ori", iteration, device, draw)
-                for batch in torch.split(images, settings.batch) if len(images) else ():
-                    yield batch, generator
-
+    batches = [
+        Batch(Draws(settings.seed, "ntk-ori", iteration, device, draw, at), images[at : at + settings.batch])
+        for device, images in enumerate(devices)
+        for draw in range(settings.redraws)
+        for at in range(0, len(images), settings.batch)
+    ]
     work = _working_copy(model, settings)
     flops = settings.redraws * _objective_flops(work, settings.input_shape)
     weights = sum(live.numel() for live in mask.values())
     cost = Cost(0, tuple(flops * len(images) for images in devices), 4 * weights, (weights + 7) // 8)
-    scores, objective = _accumulate(work, mask, device_batches(), settings)
+    scores, objective = _accumulate(work, mask, batches, settings)
     return Saliency(scores, objective, cost)
 
 
 def magnitude(model: nn.Module, mask: Mask, settings: Settings, iteration: int) -> Saliency:
     """The weights' own absolute values: a control."""
-    return Saliency({name: layer.weight.detach().abs() for name, layer in prunable(model).items()}, None, Cost())
+    return Saliency(
+        {name: layer.weight.detach().abs().double() for name, layer in prunable(model).items()}, None, Cost()
+    )
 
 
 def uniform(model: nn.Module, mask: Mask, settings: Settings, iteration: int) -> Saliency:
@@ -147,8 +150,8 @@ def _checked_devices(settings: Settings) -> Sequence[torch.Tensor]:
 
 
 def _working_copy(model: nn.Module, settings: Settings) -> nn.Module:
-    """A frozen copy in eval mode, so that scoring leaves the model as it was and draws nothing from dropout."""
-    work = copy.deepcopy(model).eval().requires_grad_(False)
+    """A frozen float64 copy in eval mode: scoring leaves the model as it was and draws nothing from dropout."""
+    work = copy.deepcopy(model).double().eval().requires_grad_(False)
     for module in work.modules():
         if isinstance(module, _BatchNorm):
             module.momentum = 1.0
@@ -166,51 +169,60 @@ def _objective_flops(work: nn.Module, input_shape: tuple[int, ...]) -> int:
     return passes * forward_flops(work, input_shape)
 
 
-@one_thread()
-def _accumulate(work: nn.Module, mask: Mask, batches: Iterable[Batch], settings: Settings) -> tuple[Scores, float]:
+def _accumulate(work: nn.Module, mask: Mask, batches: Sequence[Batch], settings: Settings) -> tuple[Scores, float]:
     """|sum of the signed mask gradients of all batches|, and the sum of their objectives.
 
     Signs must survive until the end: the saliency is the size of the mean gradient, not the mean of the sizes.
+    Batches are worked on side by side, and added up in their order.
     """
+    mine = threading.local()
+
+    def gradient_of(batch: Batch) -> tuple[float, Scores]:
+        if not hasattr(mine, "work"):  # a call puts other weights into the network, so each thread has its own
+            mine.work = copy.deepcopy(work)
+        return _mask_gradient(mine.work, mask, batch, settings)
+
     total = {name: torch.zeros_like(layer.weight) for name, layer in prunable(work).items()}
     objective = 0.0
-    for images, generator in batches:
-        value, gradients = _mask_gradient(work, mask, images, generator, settings)
-        objective += value
-        for name, gradient in gradients.items():
-            total[name] += gradient
+    with _threads_for_draws() as threads, ThreadPoolExecutor(threads) as pool:
+        for value, gradients in pool.map(gradient_of, batches):
+            objective += value
+            for name, gradient in gradients.items():
+                total[name] += gradient
     return {name: gradient.abs() for name, gradient in total.items()}, objective
 
 
-def _mask_gradient(
-    work: nn.Module, mask: Mask, images: torch.Tensor, generator: torch.Generator, settings: Settings
-) -> tuple[float, Scores]:
+def _mask_gradient(work: nn.Module, mask: Mask, batch: Batch, settings: Settings) -> tuple[float, Scores]:
     """F of one batch and its gradient with respect to the mask that both networks share (Eq. 13)."""
-    weights = {name: layer.weight for name, layer in prunable(work).items()}
+    draws, images = batch
+    inputs = _normals(draws, (settings.batch, *settings.input_shape)) if images is None else images.double()
+    weights: dict[str, torch.Tensor] = {name: layer.weight for name, layer in prunable(work).items()}
     if settings.redraw_weights:
-        weights = {name: _kaiming(weight, generator) for name, weight in weights.items()}
-    moved = {
-        name: weight + settings.epsilon * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-        for name, weight in weights.items()
-    }
-    gates = {name: mask[name].to(weight.dtype).requires_grad_() for name, weight in weights.items()}
-    here = {name: weights[name] * gate for name, gate in gates.items()}
-    there = {name: moved[name] * gate for name, gate in gates.items()}
-    images = images.to(next(iter(weights.values())).dtype)
-    if images.ndim == 4:  # torch's CPU kernels took a fifth less time for LeNet-5 and ResNet-20 in this layout
-        images = images.contiguous(memory_format=torch.channels_last)
-    _settle_batch_norms(work, here, images)
-    change = functional_call(work, here, (images,)) - functional_call(work, there, (images,))
-    objective = change.square().sum()
-    # A layer that the forward pass never uses has no gradient; zeros let it rank last.
-    gradients = torch.autograd.grad(objective, list(gates.values()), materialize_grads=True)
-    return objective.item(), dict(zip(gates, gradients, strict=True))
+        weights = {name: _kaiming(weight, draws) for name, weight in weights.items()}
+    moved = {name: weight + settings.epsilon * _normals(draws, weight.shape) for name, weight in weights.items()}
+    gates = {name: mask[name].double().requires_grad_() for name in weights}
+    _settle_batch_norms(work, {name: weights[name] * mask[name] for name in weights}, inputs)
+    objective, gradients = 0.0, {name: torch.zeros_like(gate) for name, gate in gates.items()}
+    for chunk in torch.split(inputs, _CHUNK):
+        here = {name: weights[name] * gate for name, gate in gates.items()}
+        there = {name: moved[name] * gate for name, gate in gates.items()}
+        change = functional_call(work, here, (chunk,)) - functional_call(work, there, (chunk,))
+        value = change.square().sum()
+        # A layer that the forward pass never uses has no gradient; zeros let it rank last.
+        parts = torch.autograd.grad(value, list(gates.values()), materialize_grads=True)
+        objective += value.item()
+        for name, part in zip(gates, parts, strict=True):
+            gradients[name] += part
+    return objective, gradients
 
 
-def _kaiming(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _normals(draws: Draws, shape: Sequence[int]) -> torch.Tensor:
+    return torch.from_numpy(draws.normals(*shape)).double()
+
+
+def _kaiming(weight: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Fresh weights of variance 2 / fan-in."""
-    fresh = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-    return fresh * math.sqrt(2 / weight[0].numel())
+    return _normals(draws, weight.shape) * math.sqrt(2 / weight[0].numel())
 
 
 def _settle_batch_norms(work: nn.Module, weights: dict[str, torch.Tensor], images: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from foreseed.config import Config
 from foreseed.data import Dataset, Partition
+from foreseed.draws import Draws
 from foreseed.engine import Program, Samples
 from foreseed.models import build, compile, stats
 from foreseed.prune import PruneResult, Step, apply_mask, foresight, rescale
@@ -110,6 +111,6 @@ def _prune(
 
 def _device_data(config: Config, data: Dataset, partition: Partition) -> Iterator[torch.Tensor]:
     """What NTK-Ori asks of devices: a batch of their own images each, of as many devices as answer a round."""
-    rng = np.random.default_rng([config.seed, 0x0121])
-    for device in np.sort(rng.choice(config.data.devices, config.data.per_round, replace=False)):
+    everyone = np.arange(config.data.devices)
+    for device in Draws(config.seed, "ntk-ori").choose(everyone, config.data.per_round):
         yield normalised(data, data.train_images[partition.indices[device][: config.prune.batch]])

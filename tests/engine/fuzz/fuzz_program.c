@@ -48,7 +48,7 @@ static void *exactly(size_t bytes) {
 }
 
 static fs_directions directions(const subject *s, uint32_t kind, float sigma) {
-    const fs_directions d = {s->seed, 3, 5, (uint32_t)s->seed % 1000, 7, PROBES, kind, sigma};
+    const fs_directions d = {s->seed, 3, 5, (uint32_t)s->seed % 1000, 7, PROBES, kind, sigma, FS_BEST};
     return d;
 }
 

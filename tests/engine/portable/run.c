@@ -63,7 +63,7 @@ int main(int argc, char **argv) {
     const size_t stride = (size_t)program.channels * program.height * program.width + 1;
     const fs_samples samples = {shard + 1, shard, stride, (uint32_t)(shard_size / stride)};
     for (uint32_t kind = FS_GAUSSIAN; kind <= FS_RADEMACHER; kind++) {
-        const fs_directions directions = {0x0123456789ABCDEFu, 4, 9, 1, 3, PROBES, kind, 0.01f};
+        const fs_directions directions = {0x0123456789ABCDEFu, 4, 9, 1, 3, PROBES, kind, 0.01f, FS_BEST};
         double losses[PROBES];
         if (fs_probe(engine, values, NULL, &samples, &directions, losses)) return 6;
         print_losses(losses);
