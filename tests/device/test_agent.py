@@ -16,12 +16,13 @@ import pytest
 from foreseed import __version__
 from foreseed.bench.cases import make_case
 from foreseed.device import agent
-from foreseed.device.link import Link, LinkError, broker
 from foreseed.device.member import Member
 from foreseed.device.state import load
 from foreseed.engine import Program
 from foreseed.serve.keys import SERVER, Identity, make_keys
-from foreseed.wire import Fetch, Join, Leave, Message, Presence, Ready, Reply, decode, encode, topics
+from foreseed.transport import topics
+from foreseed.transport.link import Link, LinkError, broker
+from foreseed.wire import Fetch, Join, Leave, Message, Presence, Ready, Reply, decode, encode
 from tests.device.scripted import RUN, Server, ask, join, small_coordinator, small_program, write_shard
 from tests.serve.broker import Mosquitto, free_ports
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from foreseed.data import write_shards
-from foreseed.device.link import broker
 from foreseed.serve.local import Mosquitto
 from foreseed.serve.served import ServedFleet
 from foreseed.server import Coordinator
 from foreseed.simulate import make_world, run
+from foreseed.transport.link import broker
 from foreseed.wire import OrderMessage
 from tests.serve.kills import Devices, fleet_config
 from tests.simulate.small import leave_out_the_slow, write_bars

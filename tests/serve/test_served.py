@@ -17,10 +17,11 @@ import pytest
 
 from foreseed.config import Config, ConfigError
 from foreseed.data import write_shards
-from foreseed.device.link import Link, broker
 from foreseed.serve.served import ServedFleet, check
 from foreseed.simulate import Fleet, Progress, RunError, World, make_world, participants, run
-from foreseed.wire import Fetch, Message, OrderMessage, Ready, decode, topics
+from foreseed.transport import topics
+from foreseed.transport.link import Link, broker
+from foreseed.wire import Fetch, Message, OrderMessage, Ready, decode
 from tests.serve.broker import Mosquitto
 from tests.serve.kills import Devices, KilledAtTheEnd, RealFleet, fleet_config, simulated, trial
 from tests.simulate.small import leave_out_the_slow, write_bars

@@ -16,13 +16,14 @@ from typing import Any
 from foreseed.bench.machine import describe_machine
 from foreseed.config import Config, load
 from foreseed.data import shard_name, write_shards
-from foreseed.device.link import Link, broker
 from foreseed.device.member import Member
 from foreseed.serve.local import Mosquitto
 from foreseed.serve.served import ServedFleet, Table
 from foreseed.serve.testbed import Testbed
 from foreseed.simulate import Progress, make_world, run
-from foreseed.wire import Message, Presence, encode, topics
+from foreseed.transport import topics
+from foreseed.transport.link import Link, broker
+from foreseed.wire import Message, Presence, encode
 
 _LIMIT = 64 * 10**6
 _WORK = ("prune.pruner=random", "train.k=50", "fleet.deadline=600", "data.partition=iid")

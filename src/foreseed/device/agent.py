@@ -15,10 +15,11 @@ from queue import Empty, SimpleQueue
 
 from foreseed import __version__
 from foreseed.device import state
-from foreseed.device.link import Link, LinkError, broker
 from foreseed.device.member import Member
 from foreseed.engine.errors import ForeseedError
-from foreseed.wire import ANY_NUMBER, NOTHING_HELD, Presence, Ready, Reply, encode, topics
+from foreseed.transport import topics
+from foreseed.transport.link import Link, LinkError, broker
+from foreseed.wire import ANY_NUMBER, NOTHING_HELD, Presence, Ready, Reply, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

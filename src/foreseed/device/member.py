@@ -1,7 +1,7 @@
 """A device's side of the protocol: takes the server's messages, returns its own. It does no I/O but read its shard.
 
 `receive` is quick, so that an order that a later one has replaced is never followed; `work` does what takes time:
-catching up and answering. `docs/protocol.md` shows who says what when. A device loads this module: see `answer.py`.
+catching up and answering. `docs/protocol.md` shows who says what when. A device loads this module: see `probing.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 
-from foreseed.device.answer import Order, OrderError
+from foreseed.device.probing import Order, OrderError
 from foreseed.device.state import Held
 from foreseed.device.worker import Worker, over_budget
 from foreseed.engine import BudgetError, ForeseedError, ProgramError, ValuesError

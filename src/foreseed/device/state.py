@@ -1,6 +1,6 @@
 """What a device keeps over a restart: its program, and the values of the last round that it saw.
 
-A device loads this module: see `answer.py`.
+A device loads this module: see `probing.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 from array import array
 from hashlib import blake2b
 
-from foreseed.device.answer import Order
+from foreseed.device.probing import Order
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.files import write_whole
 from foreseed.engine.update import replay

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from math import isfinite
 
-from foreseed.device.answer import Order, answer, forward_passes
+from foreseed.device.probing import Order, answer, forward_passes
 from foreseed.device.shard import open_shard
 from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, ValuesError
 from foreseed.wire import Reply
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
-    from foreseed.device.answer import Answer
+    from foreseed.device.probing import Answer
     from foreseed.engine.types import Buffer
     from foreseed.wire import OrderMessage, Welcome
 

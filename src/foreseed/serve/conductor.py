@@ -33,6 +33,7 @@ from typing import Literal, NamedTuple
 from foreseed.config.schema import Fleet
 from foreseed.server import Coordinator
 from foreseed.server.sampling import sample
+from foreseed.transport.topics import is_name
 from foreseed.wire import (
     ANY_NUMBER,
     CHUNK,
@@ -56,7 +57,6 @@ from foreseed.wire import (
     encode,
     program_hash,
 )
-from foreseed.wire.topics import is_name
 
 DeviceState = Literal["joining", "ready", "asked", "answered", "resting", "gone"]
 

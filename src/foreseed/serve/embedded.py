@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
-from foreseed.device.link import LinkError
+from foreseed.transport.link import LinkError
 
 _PATIENCE = 10.0
 """Seconds that the broker gets to start, and to end."""

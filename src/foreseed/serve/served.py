@@ -19,17 +19,17 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from foreseed.config import Config, ConfigError
-from foreseed.device.link import Broker, Link, LinkError
 from foreseed.engine import ForeseedError
 from foreseed.engine.files import write_whole
 from foreseed.methods.ntk_baffle import run_id
 from foreseed.serve.conductor import Conductor, Device, Send
-from foreseed.serve.inbox import CONNECTED, Inbox
 from foreseed.server import Coordinator
 from foreseed.simulate.fleet import Fleet
 from foreseed.simulate.world import World
+from foreseed.transport.inbox import CONNECTED, Inbox
+from foreseed.transport.link import Broker, Link, LinkError
+from foreseed.transport.topics import ALL, EVERY_HERE, EVERY_UP, down, sender
 from foreseed.wire import Announce, OrderMessage, Reply, WireError, decode, encode
-from foreseed.wire.topics import ALL, EVERY_HERE, EVERY_UP, down, sender
 
 _STEP = 0.05
 """Seconds between looks at the clock while nothing arrives."""

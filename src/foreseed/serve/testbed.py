@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 from foreseed.config import Config, load
 from foreseed.data import shard_name, write_shards
-from foreseed.device.link import broker
 from foreseed.engine import ForeseedError
 from foreseed.serve.embedded import EmbeddedBroker
 from foreseed.serve.keys import SERVER, Identity, make_keys
 from foreseed.serve.local import Mosquitto, executable
 from foreseed.serve.served import ServedFleet, Table, check
 from foreseed.simulate import Progress, World, make_world, prune_watch, run
+from foreseed.transport.link import broker
 
 _AGENT = [sys.executable, "-m", "foreseed.device.agent"]
 _PATIENCE = 30.0

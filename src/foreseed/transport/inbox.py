@@ -6,8 +6,8 @@ import queue
 import threading
 from collections import Counter
 
-from foreseed.device.link import LinkError
-from foreseed.wire.topics import sender
+from foreseed.transport.link import LinkError
+from foreseed.transport.topics import sender
 
 CONNECTED = None
 """The event of a new connection."""

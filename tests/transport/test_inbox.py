@@ -6,8 +6,8 @@ import queue
 
 import pytest
 
-from foreseed.serve.inbox import CONNECTED, Inbox
-from foreseed.wire.topics import ALL, here, up
+from foreseed.transport.inbox import CONNECTED, Inbox
+from foreseed.transport.topics import ALL, here, up
 
 
 def drained(inbox: Inbox) -> list[object]:

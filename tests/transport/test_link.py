@@ -20,9 +20,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from foreseed.device import link
-from foreseed.device.link import Link, LinkError, broker
 from foreseed.serve.keys import make_keys
+from foreseed.transport import link
+from foreseed.transport.link import Link, LinkError, broker
 from tests.serve.broker import Mosquitto, free_ports
 
 PATIENCE = 30.0
@@ -192,7 +192,7 @@ def test_a_restart_is_told_in_a_line_each_way(mosquitto):
 
 CLIENT = """
     import sys
-    from foreseed.device.link import Link, broker
+    from foreseed.transport.link import Link, broker
 
     quiet = lambda *_: None
     link = Link(broker(sys.argv[1]), "mortal", [], received=quiet, connected=lambda: print("up", flush=True),
@@ -620,7 +620,7 @@ def test_an_encrypted_key_is_refused_rather_than_asked_about(keys, tmp_path):
 def test_a_device_loads_neither_a_web_client_nor_a_logger():
     check = """
         import sys
-        from foreseed.device import link
+        from foreseed.transport import link
 
         heavy = {"http.client", "urllib.request", "logging", "uuid", "email", "encodings.idna", "json"}
         assert not heavy & set(sys.modules), heavy & set(sys.modules)
