@@ -7,6 +7,7 @@ import sys
 from array import array
 
 from foreseed.device import Order, answer, open_shard
+from foreseed.device.memory import peak_bytes
 from foreseed.engine import Engine, ProgramHead
 
 
@@ -25,12 +26,3 @@ def main() -> None:
     if heavy:
         sys.exit(f"a device process imported {', '.join(sorted(heavy))}, which it must not")
     print(peak_bytes())
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has held, as the system counts it."""
-    with open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    raise SystemExit("the system does not say how much memory the process held")
