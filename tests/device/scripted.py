@@ -125,8 +125,8 @@ def join(server: Server, member: Member, device: int = 0) -> list[Message]:
 def needed_bytes(server: Server, member: Member, budget: int) -> int:
     """The budget that a member asks for, since what it has does not do."""
     join(server, member)
-    found = re.search(rf"needs at least (\d+) bytes here, the budget is {budget};", member.left or "")
-    assert found is not None, member.left
+    found = re.search(rf"needs at least (\d+) bytes here, the budget is {budget};", member.rejection or "")
+    assert found is not None, member.rejection
     return int(found[1])
 
 
