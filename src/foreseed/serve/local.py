@@ -13,7 +13,7 @@ from types import TracebackType
 
 from foreseed.engine.errors import ForeseedError
 
-_PATIENCE = 20.0
+_START_TIMEOUT = 20.0
 """Seconds until a broker that does not come up is given up; it takes some milliseconds."""
 
 
@@ -115,8 +115,8 @@ class Mosquitto:
         with open(self._folder / "log", "ab") as log:
             command = [program, "-c", str(self._config)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        end = time.monotonic() + _PATIENCE
-        while not all(map(_listening, self.ports)):
+        end = time.monotonic() + _START_TIMEOUT
+        while not all(map(_is_listening, self.ports)):
             if self._process.poll() is not None or time.monotonic() > end:
                 raise LocalBrokerError(f"mosquitto did not start: {self.log[-1000:]}")
             time.sleep(0.005)
@@ -156,7 +156,7 @@ def executable() -> str | None:
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
-def _listening(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
     except OSError:
