@@ -120,9 +120,6 @@ class LiveServer:
     def work(self) -> list[Publication]:
         return []
 
-    def tick(self, now: float) -> list[Publication]:
-        return []
-
     def until_ready(self) -> Ready:
         """Wait until the device is ready once more, by any path; returns what it said."""
         before = self.count(Ready)

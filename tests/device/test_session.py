@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from foreseed.transport import loop as loop_module
 from foreseed.transport import topics
 from foreseed.transport.link import Publication, broker
 from foreseed.transport.loop import Loop
-from foreseed.wire import Fetch, Join, Message, Presence, Ready, Reply, decode, encode
+from foreseed.wire import PROGRAM, Fetch, Join, Message, Presence, Ready, Reply, decode, encode
 from tests.device.scripted import serve
 
 
@@ -39,7 +41,7 @@ def session(shard: Path) -> Session:
     return Session("kitchen", Member(shard))
 
 
-def messages(publications: list[Publication]) -> list[Message]:
+def messages(publications: Iterable[Publication]) -> list[Message]:
     return [decode(payload) for _, payload, _ in publications]
 
 
@@ -52,7 +54,7 @@ def instance_of(session: Session) -> bytes:
 def test_every_connection_begins_with_presence_and_a_join(session: Session) -> None:
     instance = instance_of(session)
     for _ in range(2):
-        assert session.connected() == [
+        assert list(session.connected()) == [
             (topics.here("kitchen"), encode(Presence(instance, True)), True),
             (topics.up("kitchen", instance.hex()), encode(Join(-1)), False),
         ]
@@ -67,12 +69,12 @@ def test_presence_is_said_again_to_every_server_that_starts_and_to_it_only(sessi
     for epoch in (b"epoch--1", b"epoch--2"):
         server.epoch = epoch
         assert messages(session.receive(topics.ALL, encode(server.announce())))[:1] == [presence]
-        assert session.receive(topics.ALL, encode(server.announce())) == []
+        assert list(session.receive(topics.ALL, encode(server.announce()))) == []
 
 
 def test_a_round_goes_over_the_sessions_topics(session: Session) -> None:
     server, down = serve(), topics.down("kitchen", instance_of(session).hex())
-    said = session.receive(down, encode(server.welcome()))
+    said = list(session.receive(down, encode(server.welcome())))
     heard: list[Message] = []
     orders = [server.order()]
     while said:
@@ -80,21 +82,37 @@ def test_a_round_goes_over_the_sessions_topics(session: Session) -> None:
         heard += messages(said)
         answers = [answer for message in messages(said) for answer in server.take(message)]
         answers += [orders.pop()] if isinstance(heard[-1], Ready) else []
-        said = [more for answer in answers for more in session.receive(down, encode(answer))] or session.work()
+        said = [more for answer in answers for more in session.receive(down, encode(answer))]
+        said = said or list(session.work())
     assert [type(message) for message in heard] == [Fetch, Ready, Fetch, Reply]
-    assert session.tick(1000.0) == []
 
 
-def test_a_join_that_nobody_answers_is_sent_again(session: Session) -> None:
-    session.connected()
-    said = [message for now in range(1000, 1010) for message in messages(session.tick(float(now)))]
-    assert said == [Join(-1)]
+def test_a_join_that_nobody_answers_is_sent_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = messages(session.connected())[1:]
+    for now in range(1000, 1010):
+        monkeypatch.setattr(time, "monotonic", lambda now=now: float(now))
+        said += messages(session.work())
+    assert said == [Join(-1), Join(-1)]
+
+
+def test_hooks_are_told_of_messages_after_they_were_sent(shard: Path) -> None:
+    server, noted = serve(), list[object]()
+    session = Session(
+        "kitchen", Member(shard), lambda messages: noted.append(("received", *messages)),
+        lambda messages: noted.append(("worked", *messages)),
+    )  # fmt: skip
+    fetch, ready = Fetch(server.run, PROGRAM, 0, 0), Ready(server.run, -1, 12)
+    for message in (server.welcome(), server.chunk(fetch)):
+        for _, payload, _ in session.receive("down", encode(message)):
+            noted.append(decode(payload))
+    assert list(session.work()) == []
+    assert noted == [fetch, ("received", fetch), ready, ("received", ready), ("worked",)]
 
 
 def test_a_cleared_announcement_is_no_message_and_anything_else_is(shard: Path) -> None:
     member = Member(shard)
     session = Session("kitchen", member)
-    assert session.receive(topics.ALL, b"") == session.receive("elsewhere", b"") == []
+    assert [*session.receive(topics.ALL, b""), *session.receive("elsewhere", b"")] == []
     assert member.refused == {"malformed": 1}
 
 

@@ -622,10 +622,10 @@ def test_a_device_loads_neither_a_web_client_nor_a_logger():
         import sys
         from foreseed.transport import link
 
-        heavy = {"http.client", "urllib.request", "logging", "uuid", "email", "encodings.idna", "json"}
+        heavy = {"http.client", "urllib.request", "logging", "uuid", "email", "encodings.idna", "json", "platform"}
         assert not heavy & set(sys.modules), heavy & set(sys.modules)
-        import logging, urllib.request, uuid
+        import logging, platform, urllib.request, uuid
 
-        assert logging.getLogger() and urllib.request.urlopen and uuid.uuid4()
+        assert logging.getLogger() and urllib.request.urlopen and uuid.uuid4() and platform.machine()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(check)], check=True)

@@ -6,7 +6,8 @@ import json
 import multiprocessing
 import resource
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -60,14 +61,11 @@ def bench_light_fleet(devices: int, per_round: int, rounds: int, say: Callable[[
     with tempfile.TemporaryDirectory() as name, Mosquitto.plain() as mosquitto:
         folder = Path(name)
         write_shards(world.data, world.partition, folder / "shards")
-        agents = _Agents(mosquitto.url, folder / "shards", devices)
-        try:
+        with _light_agents(mosquitto.url, folder / "shards", devices):
             summary = run(
                 config, folder / "run", world=world, watch=_Quiet(say).progress,
                 devices=lambda world: ServedFleet(world, folder / "run", broker(mosquitto.url), say),
             )  # fmt: skip
-        finally:
-            agents.close()
         rows = _rows(folder / "run")
     return _result(config, summary, rows) | {"tls": False, "agents": "hundreds in a process"}
 
@@ -82,22 +80,19 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-class _Agents:
+@contextmanager
+def _light_agents(url: str, shards: Path, count: int) -> Iterator[None]:
     """Many devices in a few processes: real members on real connections, and one thread that works for all."""
-
-    def __init__(self, url: str, shards: Path, count: int) -> None:
-        processes = multiprocessing.get_context("spawn")
-        self._stop = processes.Event()
-        numbers = [range(first, min(first + _TOGETHER, count)) for first in range(0, count, _TOGETHER)]
-        self._processes = [
-            processes.Process(target=_hold_agents, args=(url, shards, some, self._stop)) for some in numbers
-        ]
-        for process in self._processes:
-            process.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        for process in self._processes:
+    processes = multiprocessing.get_context("spawn")
+    stop, numbers = processes.Event(), [range(i, min(i + _TOGETHER, count)) for i in range(0, count, _TOGETHER)]
+    started = [processes.Process(target=_hold_agents, args=(url, shards, some, stop)) for some in numbers]
+    for process in started:
+        process.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for process in started:
             process.join()
 
 

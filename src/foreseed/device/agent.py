@@ -15,15 +15,14 @@ from foreseed.device.session import Session
 from foreseed.engine.errors import ForeseedError
 from foreseed.transport.link import broker
 from foreseed.transport.loop import Loop
-from foreseed.wire import ANY_NUMBER, NOTHING_HELD, Ready, Reply, encode
-from foreseed.wire.names import is_name
+from foreseed.wire import ANY_NUMBER, NOTHING_HELD, Ready, Reply, encode, is_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-    from foreseed.wire import Message, Welcome
+    from foreseed.wire import Ack, Message, Welcome
 
 _FAILURE, _MISTAKE = 1, 2
 _EXAMPLE = """\
@@ -38,7 +37,7 @@ class AgentError(ForeseedError):
 
 
 class Agent:
-    """A device's process, from its start to its end: a member that saves its state, and tells its user what happens."""
+    """A device's process, from its start to its end: it saves its state, and tells its user what happens."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         _check(options)
@@ -55,11 +54,14 @@ class Agent:
         """The place in a run that was said last."""
         self._rejection = ""
         """Why this device takes no part, as it was said last, until it is ready."""
-        self._loop, self._session = Loop(), Session(options.name, self)
+        self._loop = Loop()
         self._member = Member(
             options.shard, wanted=options.number, memory_budget=options.memory_budget, saved=saved, say=_say,
             costs=lambda: (peak_bytes() // 1024, *self._session.traffic),
         )  # fmt: skip
+        self._seen: tuple[bool, Ack | None] = False, None
+        """Whether the run is finished, and the last ack, when a message arrived last."""
+        self._session = Session(options.name, self._member, self._received, self._worked)
 
     def run(self) -> None:
         """Take part until stopped, or until the run is finished if that was asked for."""
@@ -73,17 +75,9 @@ class Agent:
                 self._save()
             self._session.close()
 
-    @property
-    def epoch(self) -> bytes:
-        return self._member.epoch
-
-    def connected(self) -> list[Message]:
-        return self._member.connected()
-
-    def receive(self, data: bytes) -> list[Message]:
-        member = self._member
-        was_finished, last_ack = member.finished, member.last_ack
-        messages = member.receive(data)
+    def _received(self, messages: Sequence[Message]) -> None:
+        member, (was_finished, last_ack) = self._member, self._seen
+        self._seen = member.finished, member.last_ack
         if member.rejection is not None:
             self._reject(member.rejection)
         if member.finished and not was_finished:
@@ -92,22 +86,15 @@ class Agent:
             self._report(f"round {member.last_ack.round}: the answer does not count: {member.last_ack.refused}")
         if any(isinstance(message, Ready) for message in messages):
             self._on_ready()
-        return messages
 
-    def work(self) -> list[Message]:
-        messages = self._member.work()
+    def _worked(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if isinstance(message, Reply):
                 size = len(encode(message))
                 self._report(f"round {message.round}: answered in {message.compute_ms} ms, {size} bytes")
                 self._unsaved += 1
-        return messages
-
-    def tick(self, now: float) -> list[Message]:
-        # The reply has been sent: nobody waits while it is written to flash.
         if self._unsaved >= self._options.save_every:
             self._save()
-        return self._member.tick(now)
 
     def _reject(self, reason: str) -> None:
         """Wait for a server that starts anew: the mistake may be on its side, and nobody comes to restart a board."""
@@ -180,7 +167,13 @@ def _parser() -> _Parser:
     add("--shard", required=True, metavar="FILE", help="its images, as `foreseed data` writes them")
     add("--number", type=_number, default=ANY_NUMBER, metavar="N", help="its number in the run; any, if not given")
     add("--state", metavar="FILE", help="what it keeps over a restart; NAME.state here, if not given")
-    add("--save-every", type=_positive, default=10, metavar="N", help="save that after N answers (10), to spare flash")
+    add(
+        "--save-every",
+        type=_positive,
+        default=10,
+        metavar="N",
+        help="save that after N answers (10), to spare flash",
+    )
     add("--memory-budget", type=_bytes, metavar="BYTES", help="such as 512K or 2M; the interpreter comes on top")
     add("--ca", default="", metavar="FILE", help="the authority behind the broker's certificate; the system's, if none")
     add("--cert", default="", metavar="FILE", help="this device's certificate")
@@ -217,16 +210,14 @@ def _check(options: argparse.Namespace) -> None:
         raise AgentError(f"{options.state}: {folder} is no folder; make it, or check --state")
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 0xFFFFFFFF:
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number from 0 on")
+def _number(text: str, least: int = 0) -> int:
+    if not text.isdecimal() or not least <= int(text) < 0xFFFFFFFF:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number from {least} on")
     return int(text)
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number from 1 on")
-    return int(text)
+    return _number(text, 1)
 
 
 def _bytes(text: str) -> int:

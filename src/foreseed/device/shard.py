@@ -11,7 +11,6 @@ from foreseed.engine.types import Samples
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from io import FileIO
-    from types import TracebackType
 
 # A page that is read brings its neighbours into the map, on both sides: Linux maps 64 KB around it, or as much as it
 # holds in one piece, up to 2 MB. Released to the byte, a pass in steps of 10 images left two thirds of a shard in use.
@@ -46,9 +45,7 @@ class Shard:
     def __enter__(self) -> Shard:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._map.close()
         except BufferError:

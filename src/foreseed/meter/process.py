@@ -41,7 +41,7 @@ def device_peak_bytes(program: Program, values: Buffer, shard: Buffer, k: int, s
     """The same for a device that answers an order of `k` directions over this shard, one image at a time."""
     files = {"program": program.bytes, "values": values, "shard": shard}
     with TemporaryDirectory() as folder:
-        return _peak("foreseed.device.measured", _lean_path(), folder, files, str(k), str(spread))
+        return _peak("foreseed.device.memory", _lean_path(), folder, files, str(k), str(spread))
 
 
 def bare_peak_bytes() -> int | None:

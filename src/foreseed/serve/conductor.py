@@ -54,9 +54,9 @@ from foreseed.wire import (
     WireError,
     decode,
     encode,
+    is_name,
     program_hash,
 )
-from foreseed.wire.names import is_name
 
 DeviceState = Literal["joining", "ready", "asked", "answered", "resting", "gone"]
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
 from foreseed.transport.link import LinkError
@@ -40,9 +39,7 @@ class EmbeddedBroker:
     def __enter__(self) -> EmbeddedBroker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, port: int) -> None:

@@ -28,7 +28,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.files import write_whole
-from foreseed.wire.names import is_name
+from foreseed.wire import is_name
 
 SERVER = "server"
 HOSTS = ("localhost", "127.0.0.1", "::1")

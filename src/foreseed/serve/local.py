@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 from foreseed.engine.errors import ForeseedError
 
@@ -73,11 +72,6 @@ class Mosquitto:
         return self.ports[0]
 
     @property
-    def tls_port(self) -> int:
-        """Where clients show a certificate."""
-        return self.ports[0]
-
-    @property
     def password_port(self) -> int:
         """Where clients give a name and a password, over TLS."""
         return self.ports[1]
@@ -89,7 +83,7 @@ class Mosquitto:
 
     @property
     def tls_url(self) -> str:
-        return f"mqtts://127.0.0.1:{self.tls_port}"
+        return f"mqtts://127.0.0.1:{self.port}"
 
     @property
     def password_url(self) -> str:
@@ -144,9 +138,7 @@ class Mosquitto:
     def __enter__(self) -> Mosquitto:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -127,13 +127,9 @@ class ServedFleet(Fleet):
         """Tell the devices that the run is over; what they held and sent goes into the summary."""
         link, self._link = self._link, None
         if link is None:
-            connected = threading.Event()
-            link = Link(
-                self._broker, _client_id(), [], connected=connected.set, say=self._say,
-                received=lambda topic, payload: None, failed=lambda error: None,
-            )  # fmt: skip
-            link.start()
-            connected.wait(_FINISH_TIMEOUT)
+            link, end = self._connect(), time.monotonic() + _FINISH_TIMEOUT
+            while not link.is_connected and time.monotonic() < end:
+                time.sleep(_POLL)
         link.stop((ALL, encode(Announce(run_id(self.world.config), self._epoch, True)), True))
         # A server that was killed counted too, but a run may have begun in the simulator.
         served = [row for row in rows if "wire_up" in row]
@@ -156,8 +152,13 @@ class ServedFleet(Fleet):
         self._conductor = Conductor(
             coordinator, config.fleet, program.bytes, batch, self._epoch, self._numbers(), self._store
         )
-        self._link = self._loop.connect(self, self._broker, _client_id(), [ALL, EVERY_UP, EVERY_HERE], self._say)
+        self._link = self._connect()
         return self._conductor
+
+    def _connect(self) -> Link:
+        # Nobody else may know it: a client that connects with the same id throws this one out.
+        client_id = f"foreseed-{secrets.token_hex(8)}"
+        return self._loop.connect(self, self._broker, client_id, [ALL, EVERY_UP, EVERY_HERE], self._say)
 
     def connected(self) -> list[Publication]:
         assert self._conductor is not None
@@ -177,11 +178,8 @@ class ServedFleet(Fleet):
         return self._publications(self._conductor.presence(name, payload, now))
 
     def work(self) -> list[Publication]:
-        return []
-
-    def tick(self, now: float) -> list[Publication]:
         assert self._conductor is not None
-        return self._publications(self._conductor.tick(now))
+        return self._publications(self._conductor.tick(time.monotonic()))
 
     def _check_announcement(self, payload: bytes) -> None:
         """Our own announcement comes back; that of another server means trouble."""
@@ -280,8 +278,3 @@ class ServedFleet(Fleet):
     def _store(self, numbers: Mapping[str, int]) -> None:
         os.makedirs(self._enrolled.parent, exist_ok=True)
         write_whole(self._enrolled, json.dumps(numbers, indent=1).encode())
-
-
-def _client_id() -> str:
-    # Nobody else may know it: a client that connects with the same id throws this one out.
-    return f"foreseed-{secrets.token_hex(8)}"

@@ -1,4 +1,1 @@
-"""Messages between server and devices over MQTT: the link, its topics, and the loop that drives either side.
-
-Standard library, engine, wire and paho-mqtt only: a device loads this room.
-"""
+"""Server and devices over MQTT. Standard library, engine, wire and paho-mqtt only: a device loads this room."""

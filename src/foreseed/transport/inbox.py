@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from _queue import Empty as Empty  # of `queue`, which would load 0.1 MB of others
+from _queue import SimpleQueue
 from collections import Counter
 from math import inf
-from queue import SimpleQueue
 
 from foreseed.transport.topics import sender
 

@@ -36,10 +36,12 @@ def _paho() -> ModuleType:
     Nothing here uses those, and paho looks for proxies only if it finds `socks`. Modules that are loaded already cost
     nothing and stay; whoever imports one of the others later gets the real one.
     """
-    names = ("logging", "urllib.parse", "urllib.request", "uuid")
+    names = ("logging", "platform", "urllib.parse", "urllib.request", "uuid")
     left_out: dict[str, Any] = {name: type(sys)(name) for name in names if name not in sys.modules}
     if "logging" in left_out:
         vars(left_out["logging"]).update(DEBUG=10, INFO=20, WARNING=30, ERROR=40)  # paho makes a table of them
+    if "platform" in left_out:
+        left_out["platform"].system = lambda: "Windows" if os.name == "nt" else os.name
     left_out |= {"socks": None, "dns": None}  # as if they were not installed
     before = {name: sys.modules[name] for name in left_out if name in sys.modules}
     sys.modules.update(left_out)
@@ -245,23 +247,31 @@ class Link:
         finally:
             threading.stack_size(before)
 
-    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> MQTTMessageInfo | None:
         """Send a message, from any thread.
 
         It is dropped if there is no connection, and lost with a connection that breaks before the acknowledgement:
         whoever published says again after `connected` what still matters.
         """
-        self._publish(topic, payload, retain)
+        client = self._client
+        if client is None or self._connected_since is None:
+            return None
+        return client.publish(topic, payload, qos=1, retain=retain)
 
     def stop(self, *last: Publication) -> None:
         """Publish the last messages, if there is a connection, and end it without the will."""
-        self._wait_for_acks([self._publish(*message) for message in last])
+        self._wait_for_acks([self.publish(*message) for message in last])
         self._stopping.set()
         client = self._client
         if client is not None:
             client.disconnect()
         if self._thread.is_alive():
             self._thread.join(_STOP_TIMEOUT)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, with all subscriptions, at this moment."""
+        return self._connected_since is not None
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -272,12 +282,6 @@ class Link:
         with self._count_lock:
             sent, received = _tcp_bytes(self._socket) if self._socket else (0, 0)
             return self._closed_sent + sent, self._closed_received + received
-
-    def _publish(self, topic: str, payload: bytes, retain: bool) -> MQTTMessageInfo | None:
-        client = self._client
-        if client is None or self._connected_since is None:
-            return None
-        return client.publish(topic, payload, qos=1, retain=retain)
 
     def _wait_for_acks(self, published: list[MQTTMessageInfo | None]) -> None:
         end = time.monotonic() + _STOP_TIMEOUT

@@ -6,10 +6,7 @@ thread, so that parties need no locks.
 
 from __future__ import annotations
 
-import time
-from queue import Empty
-
-from foreseed.transport.inbox import CONNECTED, STOP, Inbox
+from foreseed.transport.inbox import CONNECTED, STOP, Empty, Inbox
 from foreseed.transport.link import Link, LinkError
 
 TYPE_CHECKING = False
@@ -20,27 +17,23 @@ if TYPE_CHECKING:
     from foreseed.transport.link import Broker, Publication
 
     class Party(Protocol):
-        """One side of the protocol. It does no I/O: what its methods return is published."""
+        """One side of the protocol. It does no I/O: what its methods return, or yield, is published in that order.
 
-        def connected(self) -> Iterable[Publication]:
-            """Say again what still matters: a new connection knows nothing of the one before it."""
+        A new connection knows nothing of the one before it, so `connected` says again what still matters. `receive` is
+        quick. `work` does what takes time, then resends what timed out.
+        """
 
-        def receive(self, topic: str, payload: bytes) -> Iterable[Publication]:
-            """Take a message, quickly: what takes time is left to `work`."""
-
-        def work(self) -> Iterable[Publication]:
-            """Do what the messages received so far ask for."""
-
-        def tick(self, now: float) -> Iterable[Publication]:
-            """Retry what timed out; `now` is a clock's time in seconds."""
+        def connected(self) -> Iterable[Publication]: ...
+        def receive(self, topic: str, payload: bytes) -> Iterable[Publication]: ...
+        def work(self) -> Iterable[Publication]: ...
 
 
 _TICK = 1.0
-"""Seconds between two ticks while nothing happens."""
+"""Seconds after which parties look at the clock again, if nothing happens."""
 
 
 class Loop:
-    """Carries messages between parties and their links, and tells parties the time."""
+    """Carries messages between parties and their links."""
 
     def __init__(self, inbox: Inbox | None = None) -> None:
         self._inbox = inbox or Inbox()
@@ -80,10 +73,9 @@ class Loop:
         self._inbox.put(None, STOP)
 
     def work(self) -> None:
-        """Let every party work, and retry what timed out."""
+        """Let every party work."""
         for party, link in self._links.items():
             _publish(link, party.work())
-            _publish(link, party.tick(time.monotonic()))
 
     def deliver(self, timeout: float) -> bool:
         """Hand the next event to its party; returns whether there was one in time, and no stop."""
