@@ -15,7 +15,7 @@ from foreseed.device.session import Session
 from foreseed.engine.errors import ForeseedError
 from foreseed.transport.link import broker
 from foreseed.transport.loop import Loop
-from foreseed.wire import ANY_NUMBER, NOTHING_HELD, Ready, Reply, encode, is_name
+from foreseed.wire import ANY_NUMBER, NAMES, NOTHING_HELD, Ready, Reply, encode, is_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,10 +190,7 @@ def _parser() -> _Parser:
 def _check(options: argparse.Namespace) -> None:
     """Find mistakes before anybody is bothered with them."""
     if not is_name(options.name):
-        raise AgentError(
-            f"--name {options.name!r}: expected 1 to 64 letters, digits, dots, dashes and underscores, and a letter or "
-            "digit first"
-        )
+        raise AgentError(f"--name {options.name!r}: expected {NAMES}")
     if options.user and options.user != options.name:
         raise AgentError(
             f"--user {options.user!r} is not --name {options.name!r}: a broker lets a user write under its own name "

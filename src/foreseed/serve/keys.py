@@ -28,7 +28,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.files import write_whole
-from foreseed.wire import is_name
+from foreseed.wire import NAMES, is_name
 
 SERVER = "server"
 HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -303,10 +303,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 def _checked_name(name: str) -> str:
     if not is_name(name):
-        raise KeysError(
-            f"device name {name!r}: expected 1 to 64 letters, digits, dots, dashes and underscores, and a letter or "
-            "digit first"
-        )
+        raise KeysError(f"device name {name!r}: expected {NAMES}")
     if name in _RESERVED:
         raise KeysError(f"device name {name!r} is taken by the fleet itself; choose another")
     return name

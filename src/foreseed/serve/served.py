@@ -88,7 +88,7 @@ class ServedFleet(Fleet):
         """When the round's first order went out."""
         self._silence_deadline = self._echo_deadline = inf
         """When to look into a round without an answer, and into a broker that does not repeat our announcement."""
-        self._foreign = set[bytes]()
+        self._other_runs = set[bytes]()
         """Runs of other servers at this broker."""
         self._late_rounds = 0
         """Rounds that closed at their deadline with some answers missing."""
@@ -190,8 +190,8 @@ class ServedFleet(Fleet):
         assert isinstance(announce, Announce)
         if announce.epoch == self._epoch:
             self._echo_deadline = inf
-        elif announce.run != run_id(self.world.config) and not announce.finished and announce.run not in self._foreign:
-            self._foreign.add(announce.run)
+        elif not announce.finished and announce.run not in {run_id(self.world.config)} | self._other_runs:
+            self._other_runs.add(announce.run)
             self._say(
                 f"run {announce.run.hex()} is announced at this broker too; if its server is still there, stop one of "
                 "the two: they take each other's devices"

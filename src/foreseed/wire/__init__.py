@@ -2,6 +2,7 @@
 
 from foreseed.wire.messages import ANY_NUMBER as ANY_NUMBER
 from foreseed.wire.messages import CHUNK as CHUNK
+from foreseed.wire.messages import NAMES as NAMES
 from foreseed.wire.messages import NOTHING_HELD as NOTHING_HELD
 from foreseed.wire.messages import PROGRAM as PROGRAM
 from foreseed.wire.messages import STATE as STATE

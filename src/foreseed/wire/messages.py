@@ -34,6 +34,8 @@ CHUNK = 1 << 14
 """Bytes of a program or a state that go into one message."""
 PROGRAM, STATE = 0, 1
 """What can be fetched."""
+NAMES = "1 to 64 letters, digits, dots, dashes and underscores, and a letter or digit first"
+"""What a device may be called."""
 ANY_NUMBER = -1
 NOTHING_HELD = -1
 
@@ -196,7 +198,7 @@ def program_hash(program: Buffer) -> bytes:
 
 
 def is_name(name: str) -> bool:
-    """Whether a device may be called that: 1 to 64 letters, digits, dots, dashes and underscores, no mark first."""
+    """Whether a device may be called that, see NAMES."""
     plain = name.translate(dict.fromkeys(map(ord, "._-")))
     return name.isascii() and 0 < len(name) <= 64 and name[0] not in "._-" and plain.isalnum()
 
