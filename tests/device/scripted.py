@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -125,8 +126,8 @@ def join(server: Server, member: Member, device: int = 0) -> list[Message]:
 def needed_bytes(server: Server, member: Member, budget: int) -> int:
     """The budget that a member asks for, since what it has does not do."""
     join(server, member)
-    found = re.search(rf"needs at least (\d+) bytes here, the budget is {budget};", member.left or "")
-    assert found is not None, member.left
+    found = re.search(rf"needs at least (\d+) bytes here, the budget is {budget};", member.rejection or "")
+    assert found is not None, member.rejection
     return int(found[1])
 
 
@@ -166,3 +167,21 @@ def play_without(server: Server, rounds: int = 1, device: int = 1) -> None:
         reply = Reply(order.run, order.round, device, 9, losses.astype("<f4").tobytes(), 9)
         assert server.coordinator.receive(reply) is None
         server.coordinator.close()
+
+
+def times_of(member: Member, until: float) -> list[tuple[float, Message]]:
+    """When a member says what, looked at every second."""
+    return [(now, message) for now in np.arange(1000, 1000 + until) for message in member.tick(float(now))]
+
+
+def everything(thing: Any) -> Any:
+    """All of a member that a message could change, but for the count of those refused, as it is now."""
+    if isinstance(thing, Member):
+        return {name: everything(part) for name, part in vars(thing).items() if name not in ("refused", "worker")}
+    if isinstance(thing, list):
+        return [everything(part) for part in thing]
+    if isinstance(thing, array):
+        return thing.tobytes()
+    if isinstance(thing, tuple) or not hasattr(thing, "__slots__"):
+        return thing
+    return {name: everything(getattr(thing, name)) for name in thing.__slots__}

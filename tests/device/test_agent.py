@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import signal
 import subprocess
 import sys
@@ -16,12 +15,14 @@ import pytest
 from foreseed import __version__
 from foreseed.bench.cases import make_case
 from foreseed.device import agent
-from foreseed.device.link import Link, LinkError, broker
 from foreseed.device.member import Member
 from foreseed.device.state import load
 from foreseed.engine import Program
 from foreseed.serve.keys import SERVER, Identity, make_keys
-from foreseed.wire import Fetch, Join, Leave, Message, Presence, Ready, Reply, decode, encode, topics
+from foreseed.transport import loop, topics
+from foreseed.transport.link import LinkError, Publication, broker
+from foreseed.transport.loop import Loop
+from foreseed.wire import Fetch, Join, Leave, Message, Presence, Ready, Reply, decode, encode
 from tests.device.scripted import RUN, Server, ask, join, small_coordinator, small_program, write_shard
 from tests.serve.broker import Mosquitto, free_ports
 
@@ -79,13 +80,10 @@ class LiveServer:
         self.server = Server(small_coordinator(program), program)
         self.presence: Presence | None = None
         self.instance = ""
-        self._events: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
-        self._link = Link(
-            broker(url, **credentials), "server", [topics.EVERY_HERE, topics.EVERY_UP],
-            received=lambda topic, payload: self._events.put((topic, payload)),
-            connected=self.announce, gave_up=lambda error: None, say=lambda line: None,
-        )  # fmt: skip
-        self._link.start()
+        self._loop = Loop()
+        self._link = self._loop.connect(
+            self, broker(url, **credentials), "server", [topics.EVERY_HERE, topics.EVERY_UP], lambda line: None
+        )
 
     @property
     def heard(self) -> list[Message]:
@@ -104,19 +102,23 @@ class LiveServer:
         end = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < end, f"what was waited for did not come; heard {self.heard}"
-            try:
-                topic, payload = self._events.get(timeout=0.02)
-            except queue.Empty:
-                continue
-            name, instance = topics.sender(topic)
-            assert name == NAME
-            message = decode(payload)
-            if isinstance(message, Presence):
-                self.presence = message
-                continue
-            self.instance = instance
-            for answer in self.server.take(message):
-                self.tell(answer)
+            self._loop.deliver(0.02)
+
+    def connected(self) -> list[Publication]:
+        return [(topics.ALL, encode(self.server.announce()), True)]
+
+    def receive(self, topic: str, payload: bytes) -> list[Publication]:
+        name, instance = topics.sender(topic)
+        assert name == NAME
+        message = decode(payload)
+        if isinstance(message, Presence):
+            self.presence = message
+            return []
+        self.instance = instance
+        return [(topics.down(NAME, instance), encode(answer), False) for answer in self.server.take(message)]
+
+    def work(self) -> list[Publication]:
+        return []
 
     def until_ready(self) -> Ready:
         """Wait until the device is ready once more, by any path; returns what it said."""
@@ -446,7 +448,7 @@ def test_help_has_an_example_and_version_the_version() -> None:
 class PretendLink:
     """A link to a scripted server that gives an order and the one that replaces it in one breath."""
 
-    counts = (1, 2)
+    traffic = (1, 2)
 
     def __init__(
         self, *_: object, received: Callable[[str, bytes], None], connected: Callable[[], None], **__: Any
@@ -476,7 +478,7 @@ def test_an_order_that_is_replaced_before_it_is_begun_costs_no_work(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     made: list[PretendLink] = []
-    monkeypatch.setattr(agent, "Link", lambda *args, **options: made.append(PretendLink(*args, **options)) or made[0])
+    monkeypatch.setattr(loop, "Link", lambda *args, **options: made.append(PretendLink(*args, **options)) or made[0])
     write_shard(Path("shard.bin"))
     assert agent.main([f"{key}={value}" for key, value in GOOD.items()] + ["--once"]) == 0
     replies = [message for message in made[0].server.heard if isinstance(message, Reply)]
@@ -493,7 +495,7 @@ def test_a_state_that_cannot_be_saved_is_said_and_the_device_goes_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(agent, "Link", PretendLink)
+    monkeypatch.setattr(loop, "Link", PretendLink)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -511,13 +513,13 @@ def test_a_link_that_gives_up_ends_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Refused(PretendLink):
-        def __init__(self, *args: object, gave_up: Callable[[LinkError], None], **options: Any) -> None:
+        def __init__(self, *args: object, failed: Callable[[LinkError], None], **options: Any) -> None:
             super().__init__(*args, **options)
-            self.start = lambda: gave_up(LinkError("the broker refused user 'kitchen'; check the credentials"))
+            self.start = lambda: failed(LinkError("the broker refused user 'kitchen'; check the credentials"))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(agent, "Link", Refused)
+    monkeypatch.setattr(loop, "Link", Refused)
     write_shard(Path("shard.bin"))
     assert agent.main([f"{key}={value}" for key, value in GOOD.items()]) == 2
     assert capsys.readouterr().err == "foreseed-device: the broker refused user 'kitchen'; check the credentials\n"
@@ -534,7 +536,7 @@ def test_a_cleared_announcement_is_no_message(tmp_path: Path, monkeypatch: pytes
     made: list[Member] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(agent, "Link", Cleared)
+    monkeypatch.setattr(loop, "Link", Cleared)
     monkeypatch.setattr(agent, "Member", lambda *args, **options: made.append(Member(*args, **options)) or made[0])
     write_shard(Path("shard.bin"))
     assert agent.main([f"{key}={value}" for key, value in GOOD.items()] + ["--once"]) == 0

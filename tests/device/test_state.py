@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from foreseed.device.state import Held, StateError, load, save
+from foreseed.device.state import RunState, StateError, load, save
 from foreseed.engine import ForeseedError
 from foreseed.engine.files import write_whole
 from foreseed.wire import NOTHING_HELD
 
 
-def held(round: int = 12, n: int = 5, vectors: int = 2) -> Held:
+def held(round: int = 12, n: int = 5, vectors: int = 2) -> RunState:
     rows = [array("f", [i + j / 8 for j in range(n)]) for i in range(1 + vectors)]
-    return Held(b"run-name", 3, b"hash-of-16-bytes", b"some program", round, rows[0], rows[1:])
+    return RunState(b"run-name", 3, b"hash-of-16-bytes", b"some program", round, rows[0], rows[1:])
 
 
-def fields(state: Held | None) -> list[Any]:
+def fields(state: RunState | None) -> list[Any]:
     assert state is not None
-    return [list(x) if name == "vectors" else x for name in Held.__slots__ for x in [getattr(state, name)]]
+    return [list(x) if name == "vectors" else x for name in RunState.__slots__ for x in [getattr(state, name)]]
 
 
 def silent(line: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foreseed.device.member import Member
-from foreseed.device.worker import beside_engine
+from foreseed.device.worker import working_bytes
 from foreseed.wire import Fetch, Reply, encode
 from tests.device.scripted import (
     LARGE,
@@ -39,7 +39,7 @@ def test_budget_is_used_to_the_byte(shard: Path, batch_norm: bool) -> None:
     member = Member(shard, memory_budget=least)
     join(server, member)
     assert member.worker is not None
-    beside = beside_engine(program.n_live, server.coordinator.vectors)
+    beside = working_bytes(program.n_live, server.coordinator.vectors)
     assert member.worker.engine.planned_bytes + beside == least
     assert (member.worker.engine.by_row, member.worker.engine.batch) == ((False, 8) if batch_norm else (True, 1))
     roomy = Member(shard)
@@ -51,8 +51,8 @@ def test_budget_is_used_to_the_byte(shard: Path, batch_norm: bool) -> None:
 def test_a_program_that_is_too_long_is_not_even_fetched(shard: Path) -> None:
     member = Member(shard, memory_budget=100_000)
     assert member.receive(encode(serve().welcome()._replace(program_bytes=50_001))) == []
-    assert member.left is not None
-    assert "needs at least 100002 bytes here, the budget is 100000;" in member.left
+    assert member.rejection is not None
+    assert "needs at least 100002 bytes here, the budget is 100000;" in member.rejection
 
 
 def test_local_steps_need_room_for_one_more_vector(shard: Path) -> None:
@@ -78,14 +78,14 @@ def test_local_steps_need_room_for_one_more_vector(shard: Path) -> None:
 def test_an_engine_gives_way_to_local_steps(shard: Path) -> None:
     server = serve(local_steps=3)
     least = too_small(server, shard, 2 * len(server.program))
-    room = beside_engine(small_program().n_live, server.coordinator.vectors, local_steps=True)
+    room = working_bytes(small_program().n_live, server.coordinator.vectors, local_steps=True)
     batches = set()
     for budget in range(least + 4 * small_program().n_live, least + 20_000, 500):
         member = Member(shard, memory_budget=budget)
         join(server, member)
         assert member.worker is not None
         before = member.worker.engine.planned_bytes
-        assert before + beside_engine(small_program().n_live, server.coordinator.vectors) <= budget
+        assert before + working_bytes(small_program().n_live, server.coordinator.vectors) <= budget
         assert isinstance(ask(server, member, server.order())[-1], Reply)
         after = member.worker.engine.planned_bytes
         assert after <= before
@@ -110,7 +110,7 @@ def test_catching_up_and_answering_allocate_no_more_than_was_counted(shard: Path
     assert member.worker is not None
     # Beside the vectors, which were there before; what is left are the order's few numbers and Python's own objects.
     vectors = server.coordinator.vectors
-    counted = beside_engine(LARGE.n_live, vectors, local_steps > 1) - 4 * LARGE.n_live * vectors
+    counted = working_bytes(LARGE.n_live, vectors, local_steps > 1) - 4 * LARGE.n_live * vectors
     # An array that is made of bytes has a sixteenth more room than it needs.
     assert counted - 4 * LARGE.n_live < peak < counted * 17 / 16 + 30_000
     assert 4 * LARGE.n_live > 200_000
@@ -119,5 +119,5 @@ def test_catching_up_and_answering_allocate_no_more_than_was_counted(shard: Path
 def test_batch_norm_without_a_batch_is_refused(shard: Path) -> None:
     member = Member(shard)
     join(serve(small_program(norm_groups=0)), member)
-    assert member.left is not None
-    assert "BatchNorm, the server gives no batch size" in member.left
+    assert member.rejection is not None
+    assert "BatchNorm, the server gives no batch size" in member.rejection

@@ -30,10 +30,10 @@ def test_the_agent_imports_the_standard_library_and_what_a_device_installs_only(
     foreign = top_level(modules) - sys.stdlib_module_names
     assert foreign == {"foreseed", "_cffi_backend", "cbor2", "paho"}
     ours = {".".join(name.split(".")[:2]) for name in modules if name.startswith("foreseed.")}
-    assert ours == {"foreseed.engine", "foreseed.wire", "foreseed.device"}
+    assert ours == {"foreseed.engine", "foreseed.wire", "foreseed.transport", "foreseed.device"}
 
 
 def test_the_agent_does_without_what_costs_megabytes(tmp_path: Path) -> None:
     modules = imported_by("import foreseed.device.agent", tmp_path)
-    assert "foreseed.device.link" in modules
+    assert "foreseed.transport.link" in modules
     assert not modules & {"dataclasses", "inspect", "json", "logging", "pathlib", "shutil", "email", "http", "asyncio"}

@@ -90,7 +90,7 @@ class Fleet:
         return client
 
     def port(self, kind: Kind) -> int:
-        return self.broker.tls_port if kind == "certificate" else self.broker.password_port
+        return self.broker.port if kind == "certificate" else self.broker.password_port
 
     def outcome(self, client: Client, kind: Kind) -> str:
         """What becomes of a connection: connected, closed, or refused with a reason."""

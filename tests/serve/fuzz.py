@@ -221,7 +221,7 @@ class DeviceScene:
         member, state = self.member, self.member.state
         held = b"" if state is None else state.values.tobytes()
         return (
-            member.welcome, member.run, member.round, member.epoch, member.finished, member.left, member.last_ack,
+            member.welcome, member.run, member.round, member.epoch, member.finished, member.rejection, member.last_ack,
             member.held, held,
         )  # fmt: skip
 

@@ -24,10 +24,10 @@ from typing import Any
 
 from foreseed.config import Config
 from foreseed.data import shard_name, write_shards
-from foreseed.device.link import broker
 from foreseed.serve.local import Mosquitto
 from foreseed.serve.served import ServedFleet
 from foreseed.simulate import World, make_world, run
+from foreseed.transport.link import broker
 from tests.simulate.small import leave_out_the_slow, small_config, write_bars
 
 _PROCESSES = multiprocessing.get_context("forkserver")

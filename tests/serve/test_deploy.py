@@ -58,7 +58,9 @@ def test_the_page_was_read() -> None:
 @pytest.mark.parametrize("message", MESSAGES)
 def test_every_message_in_the_table_is_one_that_is_said(message: str) -> None:
     sources = [
-        path.read_text() for room in ("device", "serve") for path in (ROOT / "src" / "foreseed" / room).rglob("*.py")
+        path.read_text()
+        for room in ("device", "serve", "transport")
+        for path in (ROOT / "src" / "foreseed" / room).rglob("*.py")
     ]
     assert any(message in source for source in sources)
 

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from foreseed.device.link import LinkError
 from foreseed.serve.embedded import EmbeddedBroker
-from tests.device.test_link import CLIENT, PATIENCE, Owner, eventually
+from foreseed.transport.link import LinkError
+from tests.transport.test_link import CLIENT, PATIENCE, Owner, eventually
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_fuzzer_notices_a_server_that_lets_junk_change_something(monkeypatch: py
 
 def test_fuzzer_notices_a_device_that_lets_junk_change_something(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Member, reason: str, line: str = "") -> list[Message]:
-        self.left = reason
+        self.rejection = reason
         return []
 
     monkeypatch.setattr(Member, "_refuse", refuse)

@@ -17,7 +17,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from foreseed.cli import main
 from foreseed.serve import keys as module
-from foreseed.serve.keys import HOSTS, Identity, KeysError, Made, make_keys
+from foreseed.serve.keys import HOSTS, Identity, KeysError, KeysResult, make_keys
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_new_folder_has_all_that_a_fleet_needs(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "keys"
-    assert make_keys(folder, ["a", "b.c_d-1"]) == Made(("server", "a", "b.c_d-1"), (), HOSTS)
+    assert make_keys(folder, ["a", "b.c_d-1"]) == KeysResult(("server", "a", "b.c_d-1"), (), HOSTS)
     names = {f"{name}.{kind}" for name in ("server", "a", "b.c_d-1") for kind in ("crt", "key", "password")}
     broker = {
         f"mosquitto/{name}" for name in ("acl", "broker.crt", "broker.key", "ca.crt", "foreseed.conf", "passwords")
@@ -136,7 +136,7 @@ def test_mosquitto_passwd_agrees_with_the_password_file(folder: Path, tmp_path: 
 def test_devices_are_added_and_all_else_is_left_alone(folder: Path) -> None:
     before = contents(folder)
     added = make_keys(folder, ["device-1", "device-2"])
-    assert added == Made(("device-2",), ("server", "device-1"), HOSTS)
+    assert added == KeysResult(("device-2",), ("server", "device-1"), HOSTS)
     new = {f"device-2.{kind}" for kind in ("crt", "key", "password")}
     assert changed(before, folder) == new | {"mosquitto/passwords"}
     passwords = (folder / "mosquitto" / "passwords").read_text()
@@ -147,7 +147,7 @@ def test_devices_are_added_and_all_else_is_left_alone(folder: Path) -> None:
 def test_making_the_same_again_changes_nothing(folder: Path) -> None:
     before = contents(folder)
     again = make_keys(folder, ["device-0", "device-1"], list(HOSTS))
-    assert again == Made((), ("server", "device-0", "device-1"), HOSTS)
+    assert again == KeysResult((), ("server", "device-0", "device-1"), HOSTS)
     assert changed(before, folder) == set()
 
 

@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import pytest
 
 from foreseed.data import write_shards
-from foreseed.device.link import broker
 from foreseed.serve.local import Mosquitto
 from foreseed.serve.served import ServedFleet
-from foreseed.server import Coordinator
 from foreseed.simulate import make_world, run
-from foreseed.wire import OrderMessage
+from foreseed.transport.link import Link, broker
+from foreseed.wire import OrderMessage, decode
 from tests.serve.kills import Devices, fleet_config
 from tests.simulate.small import leave_out_the_slow, write_bars
 
 
-class Cut(ServedFleet):
-    """A server whose connection is cut whenever it has sent orders of every third round."""
+class CutLink(Link):
+    """A link whose connection is cut when it has sent the first order of every third round."""
 
-    cuts = 0
+    cut: ClassVar[set[int]] = set()
 
-    def hold_round(self, coordinator: Coordinator) -> dict[str, Any]:
-        self._to_cut = coordinator.round % 3 == 0
-        return super().hold_round(coordinator)
-
-    def _send(self, sends: Any) -> None:
-        super()._send(sends)
-        if self._to_cut and any(isinstance(send.message, OrderMessage) for send in sends):
-            self._to_cut = False
-            type(self).cuts += 1
-            assert self._link is not None
-            client = self._link._client
-            assert client is not None
-            connection = client.socket()
-            assert connection is not None
-            connection.shutdown(socket.SHUT_RDWR)
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+        super().publish(topic, payload, retain)
+        message = decode(payload)
+        if isinstance(message, OrderMessage) and message.round % 3 == 0 and message.round not in self.cut:
+            self.cut.add(message.round)
+            assert self._socket is not None
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("sample", ["all", "present"])
@@ -46,7 +37,8 @@ def test_a_server_that_loses_its_connection_alone_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: str
 ) -> None:
     leave_out_the_slow(monkeypatch.setattr)
-    monkeypatch.setattr(Cut, "cuts", 0)
+    monkeypatch.setattr("foreseed.transport.loop.Link", CutLink)
+    CutLink.cut.clear()
     config = fleet_config(write_bars(tmp_path / "bars.npz"), rounds=7, fleet__sample=sample)
     world = make_world(config)
     write_shards(world.data, world.partition, tmp_path / "shards")
@@ -56,10 +48,10 @@ def test_a_server_that_loses_its_connection_alone_loses_nothing(
     ) as devices:  # fmt: skip
         run(
             config, served, world=world,
-            devices=lambda world: Cut(world, served, broker(mosquitto.url), lambda line: None),
+            devices=lambda world: ServedFleet(world, served, broker(mosquitto.url), lambda line: None),
         )  # fmt: skip
         assert devices.wait() == [0] * config.data.devices
-    assert Cut.cuts == 2
+    assert CutLink.cut == {3, 6}
     if sample == "all":
         run(config, simulated, world=world)
         assert (served / "model.fsp").read_bytes() == (simulated / "model.fsp").read_bytes()

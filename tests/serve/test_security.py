@@ -213,27 +213,27 @@ def test_tls_of_another_age_is_refused(fleet: Fleet, kind: Kind) -> None:
 
 def test_a_device_refuses_a_broker_of_another_ca(fleet: Fleet, tmp_path: Path) -> None:
     make_keys(tmp_path, ["device-1"])
-    assert shake_hands(fleet.broker.tls_port, fleet.keys) is not None
+    assert shake_hands(fleet.broker.port, fleet.keys) is not None
     with pytest.raises(ssl.SSLCertVerificationError, match=r"self-signed certificate in|local issuer"):
-        shake_hands(fleet.broker.tls_port, tmp_path)
+        shake_hands(fleet.broker.port, tmp_path)
 
 
 def test_a_device_refuses_a_broker_with_a_certificate_for_another_host(own_fleet: Fleet) -> None:
-    assert shake_hands(own_fleet.broker.tls_port, own_fleet.keys) is not None
+    assert shake_hands(own_fleet.broker.port, own_fleet.keys) is not None
     make_keys(own_fleet.keys, [], ["broker.example.org"])
     own_fleet.broker.restart()
     with pytest.raises(ssl.SSLCertVerificationError, match="IP address mismatch"):
-        shake_hands(own_fleet.broker.tls_port, own_fleet.keys)
+        shake_hands(own_fleet.broker.port, own_fleet.keys)
 
 
 def test_no_device_can_pass_for_the_broker(own_fleet: Fleet) -> None:
     """Not even before someone who does not look at the host."""
-    assert shake_hands(own_fleet.broker.tls_port, own_fleet.keys, any_host=True) is not None
+    assert shake_hands(own_fleet.broker.port, own_fleet.keys, any_host=True) is not None
     for kind in ("crt", "key"):
         shutil.copy(own_fleet.keys / f"device-2.{kind}", own_fleet.keys / "mosquitto" / f"broker.{kind}")
     own_fleet.broker.restart()
     with pytest.raises(ssl.SSLCertVerificationError, match="unsuitable certificate purpose"):
-        shake_hands(own_fleet.broker.tls_port, own_fleet.keys, any_host=True)
+        shake_hands(own_fleet.broker.port, own_fleet.keys, any_host=True)
 
 
 # What a device may do.

@@ -17,10 +17,11 @@ import pytest
 
 from foreseed.config import Config, ConfigError
 from foreseed.data import write_shards
-from foreseed.device.link import Link, broker
 from foreseed.serve.served import ServedFleet, check
 from foreseed.simulate import Fleet, Progress, RunError, World, make_world, participants, run
-from foreseed.wire import Fetch, Message, OrderMessage, Ready, decode, topics
+from foreseed.transport import topics
+from foreseed.transport.link import Link, broker
+from foreseed.wire import Fetch, Message, OrderMessage, Ready, decode
 from tests.serve.broker import Mosquitto
 from tests.serve.kills import Devices, KilledAtTheEnd, RealFleet, fleet_config, simulated, trial
 from tests.simulate.small import leave_out_the_slow, write_bars
@@ -147,7 +148,7 @@ class Spy:
         connected = threading.Event()
         self._link = Link(
             broker(url), "spy", [topics.EVERY_UP, topics.down("+", "+")], received=self._note, connected=connected.set,
-            gave_up=pytest.fail, say=lambda line: None,
+            failed=pytest.fail, say=lambda line: None,
         )  # fmt: skip
         self._link.start()
         assert connected.wait(PATIENCE)
@@ -259,7 +260,7 @@ def test_metrics_and_summary_of_a_served_run_hold_what_is_promised(churn: Churn)
 def test_values_that_have_grown_too_large_are_told_although_no_device_can_answer(
     config: Config, world: World, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foreseed.serve.served._SILENCE", 0.3)
+    monkeypatch.setattr("foreseed.serve.served._SILENCE_TIMEOUT", 0.3)
     large = replace(world, values=1e20 * world.values)
     with (
         Mosquitto.plain() as mosquitto,

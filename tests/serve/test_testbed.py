@@ -137,7 +137,7 @@ def test_a_device_that_came_too_late_to_hear_of_the_run_ends_with_it(tmp_path: P
 
 
 def test_a_device_that_does_not_end_is_told_and_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testbed, "_PATIENCE", 0.01)
+    monkeypatch.setattr(testbed, "_EXIT_TIMEOUT", 0.01)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     with testbed._Device([sys.executable, "-c", deaf], os.environ, tmp_path / "log", LIMIT) as device:
         end = time.monotonic() + 60

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
-import queue
 import resource
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,14 @@ from typing import Any
 from foreseed.bench.machine import describe_machine
 from foreseed.config import Config, load
 from foreseed.data import shard_name, write_shards
-from foreseed.device.link import Link, broker
 from foreseed.device.member import Member
+from foreseed.device.session import Session
 from foreseed.serve.local import Mosquitto
 from foreseed.serve.served import ServedFleet, Table
 from foreseed.serve.testbed import Testbed
 from foreseed.simulate import Progress, make_world, run
-from foreseed.wire import Message, Presence, encode, topics
+from foreseed.transport.link import broker
+from foreseed.transport.loop import Loop
 
 _LIMIT = 64 * 10**6
 _WORK = ("prune.pruner=random", "train.k=50", "fleet.deadline=600", "data.partition=iid")
@@ -61,14 +61,11 @@ def bench_light_fleet(devices: int, per_round: int, rounds: int, say: Callable[[
     with tempfile.TemporaryDirectory() as name, Mosquitto.plain() as mosquitto:
         folder = Path(name)
         write_shards(world.data, world.partition, folder / "shards")
-        agents = _Agents(mosquitto.url, folder / "shards", devices)
-        try:
+        with _light_agents(mosquitto.url, folder / "shards", devices):
             summary = run(
                 config, folder / "run", world=world, watch=_Quiet(say).progress,
                 devices=lambda world: ServedFleet(world, folder / "run", broker(mosquitto.url), say),
             )  # fmt: skip
-        finally:
-            agents.close()
         rows = _rows(folder / "run")
     return _result(config, summary, rows) | {"tls": False, "agents": "hundreds in a process"}
 
@@ -83,65 +80,35 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-class _Agents:
+@contextmanager
+def _light_agents(url: str, shards: Path, count: int) -> Iterator[None]:
     """Many devices in a few processes: real members on real connections, and one thread that works for all."""
-
-    def __init__(self, url: str, shards: Path, count: int) -> None:
-        processes = multiprocessing.get_context("spawn")
-        self._stop = processes.Event()
-        numbers = [range(first, min(first + _TOGETHER, count)) for first in range(0, count, _TOGETHER)]
-        self._processes = [
-            processes.Process(target=_hold_agents, args=(url, shards, some, self._stop)) for some in numbers
-        ]
-        for process in self._processes:
-            process.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        for process in self._processes:
+    processes = multiprocessing.get_context("spawn")
+    stop, numbers = processes.Event(), [range(i, min(i + _TOGETHER, count)) for i in range(0, count, _TOGETHER)]
+    started = [processes.Process(target=_hold_agents, args=(url, shards, some, stop)) for some in numbers]
+    for process in started:
+        process.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for process in started:
             process.join()
 
 
 def _hold_agents(url: str, shards: Path, numbers: range, stop: Event) -> None:
-    events: queue.SimpleQueue[tuple[_Agent, bytes | None]] = queue.SimpleQueue()
-    agents = [_Agent(url, shards, number, events.put) for number in numbers]
-    for agent in agents:
-        agent.link.start()
-    while not stop.is_set():
-        try:
-            agent, payload = events.get(timeout=1.0)
-        except queue.Empty:
-            continue
-        agent.take(payload)
+    loop = Loop()
+    sessions = [_connect_agent(loop, url, shards, number) for number in numbers]
+    loop.run(stop.is_set)
+    for session in sessions:
+        session.close()
 
 
-class _Agent:
-    """One of many devices in a process."""
-
-    def __init__(
-        self, url: str, shards: Path, number: int, happened: Callable[[tuple[_Agent, bytes | None]], None]
-    ) -> None:
-        name, self._instance = f"device-{number}", os.urandom(4)
-        self._up, self._here = topics.up(name, self._instance.hex()), topics.here(name)
-        self.link = Link(
-            broker(url), f"{name}-{self._instance.hex()}", [topics.ALL, topics.down(name, self._instance.hex())],
-            received=lambda topic, payload: happened((self, payload)), connected=lambda: happened((self, None)),
-            gave_up=lambda error: None, say=lambda line: None,
-        )  # fmt: skip
-        self._member = Member(shards / shard_name(number), wanted=number, costs=lambda: (0, *self.link.counts))
-
-    def take(self, payload: bytes | None) -> None:
-        """A message, or a new connection if None."""
-        if payload is None:
-            self.link.publish(self._here, encode(Presence(self._instance, True)), retain=True)
-            self._send(self._member.connected())
-        else:
-            self._send(self._member.receive(payload))
-            self._send(self._member.work())
-
-    def _send(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            self.link.publish(self._up, encode(message))
+def _connect_agent(loop: Loop, url: str, shards: Path, number: int) -> Session:
+    member = Member(shards / shard_name(number), wanted=number, costs=lambda: (0, *session.traffic))
+    session = Session(f"device-{number}", member)
+    session.connect(loop, broker(url), say=lambda line: None)
+    return session
 
 
 def _config(devices: int, per_round: int, rounds: int) -> Config:

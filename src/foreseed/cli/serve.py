@@ -37,9 +37,9 @@ def serve(
     --key server.key
     """
     from foreseed.cli.devices import DeviceTable
-    from foreseed.device.link import broker as broker_at
     from foreseed.serve.served import ServedFleet, check
     from foreseed.simulate import World, run
+    from foreseed.transport.link import broker as broker_at
 
     config = config_of(words or [])
     check(config)

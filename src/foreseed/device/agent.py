@@ -1,8 +1,4 @@
-"""`foreseed-device`: a device in a real fleet. Standard library, engine, wire, paho-mqtt and cbor2 only.
-
-The link's thread puts what happens into a queue; everything else is done here, in the main thread. All that has
-happened is taken before an order is followed, so an order that another one has replaced costs no work.
-"""
+"""`foreseed-device`: a device in a real fleet. Standard library, engine, wire, transport, paho-mqtt and cbor2 only."""
 
 from __future__ import annotations
 
@@ -10,27 +6,25 @@ import argparse
 import os
 import signal
 import sys
-import time
-from queue import Empty, SimpleQueue
 
 from foreseed import __version__
 from foreseed.device import state
-from foreseed.device.link import Link, LinkError, broker
 from foreseed.device.member import Member
+from foreseed.device.memory import peak_bytes
+from foreseed.device.session import Session
 from foreseed.engine.errors import ForeseedError
-from foreseed.wire import ANY_NUMBER, NOTHING_HELD, Presence, Ready, Reply, encode, topics
+from foreseed.transport.link import broker
+from foreseed.transport.loop import Loop
+from foreseed.wire import ANY_NUMBER, NAMES, NOTHING_HELD, Ready, Reply, encode, is_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-    from foreseed.wire import Message, Welcome
+    from foreseed.wire import Ack, Message, Welcome
 
 _FAILURE, _MISTAKE = 1, 2
-_TICK = 1.0
-"""Seconds between two looks at what waits for an answer."""
-_CONNECTED, _STOP = "connected", "stop"
 _EXAMPLE = """\
 example: one of the devices that `foreseed fleet keys` made credentials for
   foreseed-device --broker mqtts://broker.example:8883 --name kitchen --shard kitchen.bin \\
@@ -43,143 +37,99 @@ class AgentError(ForeseedError):
 
 
 class Agent:
-    """A device's process, from its start to its end."""
+    """A device's process, from its start to its end: it saves its state, and tells its user what happens."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         _check(options)
-        instance = os.urandom(4)
-        self._options, self._instance = options, instance
-        self._up, self._here = topics.up(options.name, instance.hex()), topics.here(options.name)
-        self._events: SimpleQueue[bytes | str | LinkError] = SimpleQueue()
-        self._link = Link(
-            broker(
-                options.broker, ca=options.ca, cert=options.cert, key=options.key, user=options.user,
-                password_file=options.password_file, insecure=options.insecure,
-            ),
-            f"{options.name}-{instance.hex()}",
-            [topics.ALL, topics.down(options.name, instance.hex())],
-            received=self._received,
-            connected=lambda: self._events.put(_CONNECTED),
-            gave_up=self._events.put,
-            say=_say,
-            will=(self._here, encode(Presence(instance, False))),
+        self._options = options
+        self._broker = broker(
+            options.broker, ca=options.ca, cert=options.cert, key=options.key, user=options.user,
+            password_file=options.password_file, insecure=options.insecure,
         )  # fmt: skip
-        kept = state.load(options.state, _say)
-        self._saved = None if kept is None else (kept.run, kept.program_hash, kept.round)
+        saved = state.load(options.state, _say)
+        self._saved = None if saved is None else (saved.run, saved.program_hash, saved.round)
         self._unsaved = 0
         """Rounds answered since then."""
-        self._told: Welcome | None = None
-        self._sits_out = ""
-        """Why, as it was said last, until the device is ready."""
+        self._reported: Welcome | None = None
+        """The place in a run that was said last."""
+        self._rejection = ""
+        """Why this device takes no part, as it was said last, until it is ready."""
+        self._loop = Loop()
         self._member = Member(
-            options.shard, wanted=options.number, memory_budget=options.memory_budget, kept=kept, say=_say,
-            costs=lambda: (_peak_kib(), *self._link.counts),
+            options.shard, wanted=options.number, memory_budget=options.memory_budget, saved=saved, say=_say,
+            costs=lambda: (peak_bytes() // 1024, *self._session.traffic),
         )  # fmt: skip
+        self._seen: tuple[bool, Ack | None] = False, None
+        """Whether the run is finished, and the last ack, when a message arrived last."""
+        self._session = Session(options.name, self._member, self._received, self._worked)
 
     def run(self) -> None:
         """Take part until stopped, or until the run is finished if that was asked for."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._events.put(_STOP))
-        self._link.start()
+            signal.signal(number, lambda *_: self._loop.stop())
+        self._session.connect(self._loop, self._broker, _say)
         try:
-            while self._take_events() and not (self._options.once and self._member.finished):
-                self._work()
-                self._send(self._member.tick(time.monotonic()))
+            self._loop.run(lambda: self._options.once and self._member.finished)
         finally:
             if self._member.held != NOTHING_HELD:
                 self._save()
-            self._link.stop((self._here, encode(Presence(self._instance, False)), True))
+            self._session.close()
 
-    def _received(self, topic: str, payload: bytes) -> None:
-        # An announcement that was cleared is no message.
-        if payload or topic != topics.ALL:
-            self._events.put(payload)
-
-    def _take_events(self) -> bool:
-        """Take all that has happened, and wait a while if nothing has; returns whether to go on."""
-        try:
-            event = self._events.get(timeout=_TICK)
-            while event != _STOP:
-                self._take(event)
-                event = self._events.get_nowait()
-        except Empty:
-            return True
-        return False
-
-    def _take(self, event: bytes | str | LinkError) -> None:
-        if isinstance(event, LinkError):
-            raise event
-        if isinstance(event, str):
-            self._say_here()
-            self._send(self._member.connected())
-            return
-        member = self._member
-        before = member.epoch, member.finished, member.last_ack
-        messages = member.receive(event)
-        if member.left is not None:
-            self._sit_out(member.left)
-        if member.epoch != before[0]:
-            self._say_here()
-        self._send(messages)
-        if member.finished and not before[1]:
-            self._tell("the run is finished")
-        if member.last_ack is not None and member.last_ack is not before[2] and member.last_ack.refused:
-            self._tell(f"round {member.last_ack.round}: the answer does not count: {member.last_ack.refused}")
+    def _received(self, messages: Sequence[Message]) -> None:
+        member, (was_finished, last_ack) = self._member, self._seen
+        self._seen = member.finished, member.last_ack
+        if member.rejection is not None:
+            self._reject(member.rejection)
+        if member.finished and not was_finished:
+            self._report("the run is finished")
+        if member.last_ack is not None and member.last_ack is not last_ack and member.last_ack.refused:
+            self._report(f"round {member.last_ack.round}: the answer does not count: {member.last_ack.refused}")
         if any(isinstance(message, Ready) for message in messages):
-            self._is_ready()
+            self._on_ready()
 
-    def _sit_out(self, why: str) -> None:
-        """Wait for a server that starts anew: the mistake may be on its side, and nobody comes to restart a board."""
-        if self._options.once:
-            raise AgentError(why)
-        if why != self._sits_out:
-            self._told, self._sits_out = None, why
-            _say(f"{why}; waiting for the server to start anew")
-
-    def _is_ready(self) -> None:
-        member, saved, self._sits_out = self._member, self._saved, ""
-        assert member.welcome is not None
-        assert member.worker is not None
-        if saved is None or saved[:2] != (member.welcome.run, member.welcome.program_hash):
-            self._save()
-        if member.welcome == self._told:
-            return
-        self._told = member.welcome
-        self._tell(
-            f"run {member.welcome.run.hex()}: ready as device {member.welcome.device}, "
-            f"{member.worker.engine.planned_bytes} bytes planned for {member.worker.engine.batch} images at once"
-        )
-
-    def _work(self) -> None:
-        messages = self._member.work()
-        self._send(messages)
+    def _worked(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if isinstance(message, Reply):
                 size = len(encode(message))
-                self._tell(f"round {message.round}: answered in {message.compute_ms} ms, {size} bytes")
+                self._report(f"round {message.round}: answered in {message.compute_ms} ms, {size} bytes")
                 self._unsaved += 1
         if self._unsaved >= self._options.save_every:
             self._save()
 
-    def _send(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            self._link.publish(self._up, encode(message))
+    def _reject(self, reason: str) -> None:
+        """Wait for a server that starts anew: the mistake may be on its side, and nobody comes to restart a board."""
+        if self._options.once:
+            raise AgentError(reason)
+        if reason != self._rejection:
+            self._reported, self._rejection = None, reason
+            _say(f"{reason}; waiting for the server to start anew")
 
-    def _say_here(self) -> None:
-        self._link.publish(self._here, encode(Presence(self._instance, True)), retain=True)
+    def _on_ready(self) -> None:
+        member, saved, self._rejection = self._member, self._saved, ""
+        assert member.welcome is not None
+        assert member.worker is not None
+        if saved is None or saved[:2] != (member.welcome.run, member.welcome.program_hash):
+            self._save()
+        if member.welcome == self._reported:
+            return
+        self._reported = member.welcome
+        self._report(
+            f"run {member.welcome.run.hex()}: ready as device {member.welcome.device}, "
+            f"{member.worker.engine.planned_bytes} bytes planned for {member.worker.engine.batch} images at once"
+        )
 
     def _save(self) -> None:
-        held = self._member.state
-        now = None if held is None else (held.run, held.program_hash, held.round)
-        if held is None or now == self._saved:
+        current = self._member.state
+        now = None if current is None else (current.run, current.program_hash, current.round)
+        if current is None or now == self._saved:
             return
         try:
-            state.save(self._options.state, held)
+            state.save(self._options.state, current)
         except OSError as error:
             _say(f"{self._options.state}: cannot save the state ({error.strerror}); going on without")
         self._saved, self._unsaved = now, 0
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         if not self._options.quiet:
             _say(line)
 
@@ -217,7 +167,13 @@ def _parser() -> _Parser:
     add("--shard", required=True, metavar="FILE", help="its images, as `foreseed data` writes them")
     add("--number", type=_number, default=ANY_NUMBER, metavar="N", help="its number in the run; any, if not given")
     add("--state", metavar="FILE", help="what it keeps over a restart; NAME.state here, if not given")
-    add("--save-every", type=_positive, default=10, metavar="N", help="save that after N answers (10), to spare flash")
+    add(
+        "--save-every",
+        type=_positive,
+        default=10,
+        metavar="N",
+        help="save that after N answers (10), to spare flash",
+    )
     add("--memory-budget", type=_bytes, metavar="BYTES", help="such as 512K or 2M; the interpreter comes on top")
     add("--ca", default="", metavar="FILE", help="the authority behind the broker's certificate; the system's, if none")
     add("--cert", default="", metavar="FILE", help="this device's certificate")
@@ -233,11 +189,8 @@ def _parser() -> _Parser:
 
 def _check(options: argparse.Namespace) -> None:
     """Find mistakes before anybody is bothered with them."""
-    if not topics.is_name(options.name):
-        raise AgentError(
-            f"--name {options.name!r}: expected 1 to 64 letters, digits, dots, dashes and underscores, and a letter or "
-            "digit first"
-        )
+    if not is_name(options.name):
+        raise AgentError(f"--name {options.name!r}: expected {NAMES}")
     if options.user and options.user != options.name:
         raise AgentError(
             f"--user {options.user!r} is not --name {options.name!r}: a broker lets a user write under its own name "
@@ -254,16 +207,14 @@ def _check(options: argparse.Namespace) -> None:
         raise AgentError(f"{options.state}: {folder} is no folder; make it, or check --state")
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 0xFFFFFFFF:
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number from 0 on")
+def _number(text: str, least: int = 0) -> int:
+    if not text.isdecimal() or not least <= int(text) < 0xFFFFFFFF:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number from {least} on")
     return int(text)
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number from 1 on")
-    return int(text)
+    return _number(text, 1)
 
 
 def _bytes(text: str) -> int:
@@ -275,15 +226,6 @@ def _bytes(text: str) -> int:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _peak_kib() -> int:
-    """The most memory that this process has held; 0 where the system does not say."""
-    try:
-        with open("/proc/self/status", "rb") as status:
-            return next((int(line.split()[1]) for line in status if line.startswith(b"VmHWM:")), 0)
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A device's side of the protocol: takes the server's messages, returns its own. It does no I/O but read its shard.
 
 `receive` is quick, so that an order that a later one has replaced is never followed; `work` does what takes time:
-catching up and answering. `docs/protocol.md` shows who says what when. A device loads this module: see `answer.py`.
+catching up and answering. `docs/protocol.md` shows who says what when. A device loads this module: see `probing.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from array import array
 
-from foreseed.device.answer import Order, OrderError
-from foreseed.device.state import Held
+from foreseed.device.probing import Order, OrderError
+from foreseed.device.state import RunState
 from foreseed.device.worker import Worker, over_budget
 from foreseed.engine import BudgetError, ForeseedError, ProgramError, ValuesError
 from foreseed.wire import (
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
     from foreseed.wire import Message
 
-_SOON, _FIRST_WAIT, _LONGEST_WAIT = 1.0, 5.0, 60.0
-"""Seconds until a question is asked again."""
-_PROGRAM_TRIES, _STATE_TRIES = 3, 2
-_ALONE_AFTER = 2
-"""Joins without an answer."""
+_RETRY_SOON, _FIRST_RETRY, _LONGEST_RETRY = 1.0, 5.0, 60.0
+"""Seconds until a request that nobody has answered is sent again."""
+_PROGRAM_ATTEMPTS, _STATE_ATTEMPTS = 3, 2
+_REPORT_AFTER = 2
+"""Retries of a join, until the user is told that no server answers."""
 
 
 class Member:
@@ -58,16 +58,16 @@ class Member:
         *,
         wanted: int = ANY_NUMBER,
         memory_budget: int | None = None,
-        kept: Held | None = None,
+        saved: RunState | None = None,
         costs: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0),
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`wanted` is the number to have in the run, `kept` what a state file had.
+        """`wanted` is the number to have in the run, `saved` what a state file had.
 
         `memory_budget`: bytes for what is counted in `worker.py`; the interpreter comes on top. `costs` gives replies
         the process's peak in KiB and the bytes sent and received. `say` takes a line for the user.
         """
-        self.state = kept
+        self.state = saved
         """All that is worth keeping over a restart, once there is a program."""
         self.welcome: Welcome | None = None
         self.worker: Worker | None = None
@@ -76,7 +76,7 @@ class Member:
         self._announced_run: bytes | None = None
         self.finished = False
         """Whether the run that this device is in has ended."""
-        self.left: str | None = None
+        self.rejection: str | None = None
         """Why this device takes no part until another epoch is announced: the server's reason, or its own."""
         self.last_ack: Ack | None = None
         """The server's last word on an answer, where it is clear which one it means."""
@@ -84,20 +84,19 @@ class Member:
         """Messages that changed nothing, by reason."""
         self._shard_path, self._wanted, self._budget = shard_path, wanted, memory_budget
         self._costs, self._say = costs, say
-        self._joining: _Question | None = None
-        self._is_alone = False
-        """Whether it was said that no server answers."""
+        self._join_request: _Request | None = None
+        self._no_server_reported = False
         self._download: _Download | None = None
         """Of the program, as long as there is no state; then of the state that the order needs."""
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._order: OrderMessage | None = None
-        self._tries = 0
+        self._attempts = 0
         """How often the program, or the state that an order needs, has arrived so far."""
-        self._latest = 1
+        self._latest_round = 1
         self._answered: tuple[OrderMessage, Reply] | None = None
-        self._unconfirmed: _Question | None = None
+        self._unacknowledged: _Request | None = None
         """The answer, until the server has said that it arrived."""
-        self._repeated = 0
+        self._resent_round = 0
         """The last round whose answer was sent more than once."""
 
     @property
@@ -119,21 +118,21 @@ class Member:
 
     def connected(self) -> list[Message]:
         """What to say after every connection: the broker has forgotten us, and so may the server have."""
-        return [] if self.left is not None else self._join()
+        return [] if self.rejection is not None else self._join()
 
     def receive(self, data: bytes) -> list[Message]:
         """Take a message of the server; returns what to send. One that makes no sense here changes nothing.
 
-        `left` says why, if this device cannot take part: it was sent away, or what it was sent does not fit it.
+        `rejection` says why, if this device cannot take part: it was sent away, or what it was sent does not fit it.
         """
         try:
             message = decode(data, Announce, Welcome, Chunk, OrderMessage, Ack, Leave)
         except WireError:
             return self._refuse("malformed")
         try:
-            return self._take(message)
+            return self._dispatch(message)
         except ForeseedError as error:
-            return self._step_back(str(error))
+            return self._leave(str(error))
 
     def work(self) -> list[Message]:
         """Catch up and answer the order, if there is one: takes as long as it takes. Returns what to send."""
@@ -151,103 +150,103 @@ class Member:
         peak, sent, received = self._costs()
         ms = int(1000 * (time.monotonic() - began))
         reply = reply._replace(compute_ms=ms, peak_kib=peak, sent=sent, received=received)
-        self._answered, self._unconfirmed = (order._replace(updates=()), reply), _Question(reply)
+        self._answered, self._unacknowledged = (order._replace(updates=()), reply), _Request(reply)
         return [reply]
 
     def tick(self, now: float) -> list[Message]:
-        """What was asked and not answered for a while, to be asked again; `now` is a clock's time in seconds."""
-        asked = (self._joining, None if self._download is None else self._download.question, self._unconfirmed)
-        due = [question for question in asked if question is not None and question.is_due(now)]
-        if self._unconfirmed in due:
-            self._repeat()
-        if self._joining in due and self._joining.repeats == _ALONE_AFTER and not self._is_alone:
-            self._is_alone = True
+        """Requests that timed out without an answer, to be sent again; `now` is a clock's time in seconds."""
+        asked = (self._join_request, None if self._download is None else self._download.request, self._unacknowledged)
+        due = [request for request in asked if request is not None and request.is_due(now)]
+        if self._unacknowledged in due:
+            self._mark_resent()
+        if self._join_request in due and self._join_request.retries == _REPORT_AFTER and not self._no_server_reported:
+            self._no_server_reported = True
             self._say("no server answers; is one running, and is --name the name that the broker knows this device by?")
-        return [question.message for question in due]
+        return [request.message for request in due]
 
-    def _take(self, message: Message) -> list[Message]:
+    def _dispatch(self, message: Message) -> list[Message]:
         match message:
             case Announce():
-                return self._announced(message)
+                return self._on_announce(message)
             case Welcome():
-                return self._welcomed(message)
+                return self._on_welcome(message)
             case Chunk():
-                return self._arrived(message)
+                return self._on_chunk(message)
             case OrderMessage():
-                return self._ordered(message)
+                return self._on_order(message)
             case Ack():
-                return self._acknowledged(message)
+                return self._on_ack(message)
         assert isinstance(message, Leave)
-        return self._step_back(f"the server sent this device away: {message.reason}")
+        return self._leave(f"the server sent this device away: {message.reason}")
 
     # Joining a run.
 
     def _join(self) -> list[Message]:
-        self.left, self._joining = None, _Question(Join(self._wanted))
-        return [self._joining.message]
+        self.rejection, self._join_request = None, _Request(Join(self._wanted))
+        return [self._join_request.message]
 
-    def _announced(self, announce: Announce) -> list[Message]:
+    def _on_announce(self, announce: Announce) -> list[Message]:
         known, self.epoch = announce.epoch == self.epoch, announce.epoch
         if announce.finished:
             # Also for a device that was still about to join it.
             self.finished = announce.run in (self.run, self._announced_run)
-            self._joining = None
+            self._join_request = None
             if self.finished:
-                self._unconfirmed = None
+                self._unacknowledged = None
             return []
         self.finished, self._announced_run = self.finished and known, announce.run
-        if self._joining is not None:
+        if self._join_request is not None:
             # It was said before the server could hear it, or the answer is on its way.
-            self._joining = _Question(self._joining.message, _SOON)
+            self._join_request = _Request(self._join_request.message, _RETRY_SOON)
             return []
         # A server that has just started knows nobody.
         return [] if known else self._join()
 
-    def _step_back(self, why: str) -> list[Message]:
+    def _leave(self, reason: str) -> list[Message]:
         """Ask nothing and follow nothing until another epoch is announced; a program and values that fit are kept."""
-        self.left, self.welcome, self.worker = why, None, None
-        self._joining = self._download = self._order = self._unconfirmed = None
-        self._pieces = []
+        self.rejection, self.welcome, self.worker = reason, None, None
+        self._join_request = self._download = self._order = self._unacknowledged = None
+        self._chunks = []
         return []
 
-    def _welcomed(self, welcome: Welcome) -> list[Message]:
+    def _on_welcome(self, welcome: Welcome) -> list[Message]:
         if welcome != self.welcome:
-            self._enter(welcome)
-        self.left, self._joining, self._is_alone, self._latest = None, None, False, 1
+            self._start_run(welcome)
+        self.rejection, self._join_request, self._no_server_reported, self._latest_round = None, None, False, 1
         if self.worker is None:
             assert self._download is not None
             return [self._download.fetch]
         return self._ready()
 
-    def _enter(self, welcome: Welcome) -> None:
+    def _start_run(self, welcome: Welcome) -> None:
         """Take a place in a run, with the program if it is the one held, and the values if they are of this run."""
         if self._budget is not None and 2 * welcome.program_bytes > self._budget:
             raise over_budget(2 * welcome.program_bytes, self._budget)
-        kept, self.worker = self.state, None
-        self.welcome, self._order, self._answered, self._unconfirmed = welcome, None, None, None
-        self._tries = self._repeated = 0
-        if kept is None or kept.program_hash != welcome.program_hash:
+        saved, self.worker = self.state, None
+        self.welcome, self._order, self._answered, self._unacknowledged = welcome, None, None, None
+        self._attempts = self._resent_round = 0
+        if saved is None or saved.program_hash != welcome.program_hash:
             self.state = None
             self._fetch_program(welcome)
             return
         self._download = None
-        if kept.run != welcome.run:
-            kept.round = NOTHING_HELD
-        self._take_program(welcome, kept.program, kept)
+        if saved.run != welcome.run:
+            saved.round = NOTHING_HELD
+        self._load_program(welcome, saved.program, saved)
 
     def _fetch_program(self, welcome: Welcome) -> None:
-        self._pieces = []
+        self._chunks = []
         self._download = _Download(Fetch(welcome.run, PROGRAM, 0, 0), welcome.program_bytes)
 
-    def _take_program(self, welcome: Welcome, program: bytes, kept: Held | None = None) -> None:
+    def _load_program(self, welcome: Welcome, program: bytes, saved: RunState | None = None) -> None:
         """Make ready to answer: an engine, the shard, and room for the values, which may be there already."""
         self.worker = Worker(program, welcome, self._shard_path, self._budget)
         n_live = self.worker.program.n_live
-        round, numbers = (NOTHING_HELD, []) if kept is None else (kept.round, [kept.values, *kept.vectors])
+        round, numbers = (NOTHING_HELD, []) if saved is None else (saved.round, [saved.values, *saved.vectors])
         if [len(vector) for vector in numbers] != [n_live] * (1 + welcome.vectors):
             round, numbers = NOTHING_HELD, [array("f", [0.0]) * n_live for _ in range(1 + welcome.vectors)]
         values, *vectors = numbers
-        self.state = Held(welcome.run, welcome.device, welcome.program_hash, program, round, values, vectors)
+        self.state = RunState(welcome.run, welcome.device, welcome.program_hash, program, round, values, vectors)
 
     def _ready(self) -> list[Message]:
         assert self.welcome is not None
@@ -256,39 +255,39 @@ class Member:
 
     # Fetching.
 
-    def _arrived(self, chunk: Chunk) -> list[Message]:
+    def _on_chunk(self, chunk: Chunk) -> list[Message]:
         download, state = self._download, self.state
-        if download is None or not download.wants(chunk):
+        if download is None or not download.expects(chunk):
             return self._refuse("unexpected chunk")
         if state is None:
-            self._pieces.append(chunk.data)
+            self._chunks.append(chunk.data)
         else:
-            state.put(chunk.offset, chunk.data)
-        if not download.take(chunk):
+            state.write(chunk.offset, chunk.data)
+        if not download.advance(chunk):
             return [download.fetch]
-        self._download, self._tries = None, self._tries + 1
+        self._download, self._attempts = None, self._attempts + 1
         if state is None:
-            return self._program_arrived()
+            return self._on_program()
         state.round = chunk.round  # as the server says; `work` checks it by the order's hash
         return []
 
-    def _program_arrived(self) -> list[Message]:
-        welcome, program = self.welcome, b"".join(self._pieces)
+    def _on_program(self) -> list[Message]:
+        welcome, program = self.welcome, b"".join(self._chunks)
         assert welcome is not None
-        self._pieces = []
+        self._chunks = []
         if program_hash(program) == welcome.program_hash:
-            self._take_program(welcome, program)
+            self._load_program(welcome, program)
             return self._ready()
-        if self._tries == _PROGRAM_TRIES:
+        if self._attempts == _PROGRAM_ATTEMPTS:
             raise ProgramError(
-                f"the program arrived {_PROGRAM_TRIES} times, each time damaged: it has another hash than the server "
-                "says; check the server's files and the way to it"
+                f"the program arrived {_PROGRAM_ATTEMPTS} times, each time damaged: it has another hash than the "
+                "server says; check the server's files and the way to it"
             )
         self._fetch_program(welcome)
         return [Fetch(welcome.run, PROGRAM, 0, 0)]
 
-    def _fetch_state(self, order: OrderMessage, state: Held) -> list[Message]:
-        if self._tries == _STATE_TRIES:
+    def _fetch_state(self, order: OrderMessage, state: RunState) -> list[Message]:
+        if self._attempts == _STATE_ATTEMPTS:
             self._order = None
             return self._refuse("damaged state", f"round {order.round}: the state does not match its hash")
         total = 4 * len(state.values) * (1 + len(state.vectors))
@@ -297,40 +296,40 @@ class Member:
 
     # Orders.
 
-    def _ordered(self, order: OrderMessage) -> list[Message]:
+    def _on_order(self, order: OrderMessage) -> list[Message]:
         if self.welcome is None or order.run != self.welcome.run:
             return self._refuse("foreign run")
         if order.device != self.welcome.device:
             return self._refuse("foreign device")
         if self.worker is None:
             return self._refuse("not ready")
-        if order.round < self._latest:
+        if order.round < self._latest_round:
             return self._refuse("stale order")
         bare = order._replace(updates=())
         if self._answered is not None and self._answered[0] == bare:
-            self._unconfirmed = _Question(self._answered[1])
-            self._repeat()
+            self._unacknowledged = _Request(self._answered[1])
+            self._mark_resent()
             return [self._answered[1]]
         if self._order is not None and self._order._replace(updates=()) == bare:
             return [] if self._download is None else [self._download.fetch]
         fault = _fault(order, self.worker)
         if fault is not None:
             return self._refuse("impossible order", f"round {order.round}: refused: {fault}")
-        self._order, self._latest, self._download, self._tries = order, order.round, None, 0
-        self._unconfirmed = None
+        self._order, self._latest_round, self._download, self._attempts = order, order.round, None, 0
+        self._unacknowledged = None
         return []
 
-    def _repeat(self) -> None:
+    def _mark_resent(self) -> None:
         assert self._answered is not None
-        self._repeated = self._answered[1].round
+        self._resent_round = self._answered[1].round
 
-    def _acknowledged(self, ack: Ack) -> list[Message]:
+    def _on_ack(self, ack: Ack) -> list[Message]:
         if ack.run != self.run:
             return self._refuse("foreign run")
         if self._answered is not None and self._answered[1].round == ack.round:
-            self._unconfirmed = None
+            self._unacknowledged = None
         # Of an answer that was sent twice, the first may count, and this be about the second.
-        if not (ack.refused and ack.round == self._repeated):
+        if not (ack.refused and ack.round == self._resent_round):
             self.last_ack = ack
         return []
 
@@ -341,21 +340,21 @@ class Member:
         return []
 
 
-class _Question:
-    """A message that wants an answer: asked again after a while, then ever more rarely."""
+class _Request:
+    """A message that expects an answer: resent after a timeout, which doubles each time."""
 
-    __slots__ = ("_due", "_wait", "message", "repeats")
+    __slots__ = ("_due", "_wait", "message", "retries")
 
-    def __init__(self, message: Message, wait: float = _FIRST_WAIT) -> None:
-        self.message, self.repeats = message, 0
+    def __init__(self, message: Message, wait: float = _FIRST_RETRY) -> None:
+        self.message, self.retries = message, 0
         self._wait, self._due = wait, 0.0
 
     def is_due(self, now: float) -> bool:
-        # It was asked shortly before the first look at a clock.
+        # It was sent shortly before the first look at a clock.
         due = bool(self._due) and now >= self._due
         if due:
-            self.repeats += 1
-            self._wait = min(2 * self._wait, _LONGEST_WAIT)
+            self.retries += 1
+            self._wait = min(2 * self._wait, _LONGEST_RETRY)
         if due or not self._due:
             self._due = now + self._wait
         return due
@@ -364,25 +363,25 @@ class _Question:
 class _Download:
     """A program or a state that comes piece by piece, each asked for when the one before it is here."""
 
-    __slots__ = ("_total", "question")
+    __slots__ = ("_total", "request")
 
     def __init__(self, fetch: Fetch, total: int) -> None:
-        self.question, self._total = _Question(fetch), total
+        self.request, self._total = _Request(fetch), total
 
     @property
     def fetch(self) -> Fetch:
         """The piece that is asked for."""
-        assert isinstance(self.question.message, Fetch)
-        return self.question.message
+        assert isinstance(self.request.message, Fetch)
+        return self.request.message
 
-    def wants(self, chunk: Chunk) -> bool:
+    def expects(self, chunk: Chunk) -> bool:
         """Whether this is the piece that was asked for."""
         return chunk[:4] == self.fetch and len(chunk.data) == min(CHUNK, self._total - chunk.offset)
 
-    def take(self, chunk: Chunk) -> bool:
+    def advance(self, chunk: Chunk) -> bool:
         """Go on to the next piece; returns whether this was the last."""
         end = chunk.offset + len(chunk.data)
-        self.question = _Question(self.fetch._replace(offset=end))
+        self.request = _Request(self.fetch._replace(offset=end))
         return end == self._total
 
 
@@ -391,7 +390,7 @@ def _fault(order: OrderMessage, worker: Worker) -> str | None:
     if order.k * order.local_steps > MAX_DIRECTIONS:
         return f"{order.k} x {order.local_steps} loss differences, a reply holds {MAX_DIRECTIONS}"
     try:
-        worker.make_room(Order.of(order))
+        worker.reserve(Order.of(order))
     except (OrderError, BudgetError) as error:
         return str(error)
     return None

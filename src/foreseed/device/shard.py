@@ -11,11 +11,10 @@ from foreseed.engine.types import Samples
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from io import FileIO
-    from types import TracebackType
 
 # A page that is read brings its neighbours into the map, on both sides: Linux maps 64 KB around it, or as much as it
 # holds in one piece, up to 2 MB. Released to the byte, a pass in steps of 10 images left two thirds of a shard in use.
-_REACH = 2 << 20
+_READ_AROUND = 2 << 20
 
 
 class Shard:
@@ -38,17 +37,15 @@ class Shard:
         """
         self.samples.part(first, count)  # refuses samples that are not there
         if hasattr(mmap, "MADV_DONTNEED"):
-            start = max(first * self.samples.stride - _REACH, 0)
+            start = max(first * self.samples.stride - _READ_AROUND, 0)
             start -= start % mmap.PAGESIZE
-            end = min((first + count) * self.samples.stride + _REACH, len(self._map))
+            end = min((first + count) * self.samples.stride + _READ_AROUND, len(self._map))
             self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def __enter__(self) -> Shard:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._map.close()
         except BufferError:

@@ -1,6 +1,6 @@
 """What a device keeps over a restart: its program, and the values of the last round that it saw.
 
-A device loads this module: see `answer.py`.
+A device loads this module: see `probing.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 from array import array
 from hashlib import blake2b
 
-from foreseed.device.answer import Order
+from foreseed.device.probing import Order
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.files import write_whole
 from foreseed.engine.update import replay
@@ -33,7 +33,7 @@ class StateError(ForeseedError):
     """A state file that cannot be opened."""
 
 
-class Held:
+class RunState:
     """A device's part in a run: who it is there, the program, and the values of a round."""
 
     __slots__ = ("number", "program", "program_hash", "round", "run", "values", "vectors")
@@ -69,7 +69,7 @@ class Held:
                 self.round = order.round - 1
         return self.round == order.round - 1
 
-    def put(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes) -> None:
         """Write bytes at an offset into values and vectors, thought of as lying one after the other."""
         # From the first byte on, the values are neither the old nor the new.
         self.round = NOTHING_HELD
@@ -82,35 +82,35 @@ class Held:
                 offset = max(offset - len(span), 0)
 
 
-def save(path: str | os.PathLike[str], held: Held) -> None:
+def save(path: str | os.PathLike[str], state: RunState) -> None:
     """Write the state file, so that a crash at any moment leaves the old one or the new one."""
-    numbers: Sequence[Buffer] = () if held.round == NOTHING_HELD else (held.values, *held.vectors)
+    numbers: Sequence[Buffer] = () if state.round == NOTHING_HELD else (state.values, *state.vectors)
     head = _HEAD.pack(
-        _MAGIC, _VERSION, max(len(numbers) - 1, 0), held.run, held.number, held.program_hash, len(held.program),
-        len(held.values) if numbers else 0, held.round,
+        _MAGIC, _VERSION, max(len(numbers) - 1, 0), state.run, state.number, state.program_hash, len(state.program),
+        len(state.values) if numbers else 0, state.round,
     )  # fmt: skip
-    pieces = (head, held.program, *numbers)
+    pieces = (head, state.program, *numbers)
     digest = blake2b(digest_size=_DIGEST)
     for piece in pieces:
         digest.update(piece)
     write_whole(path, *pieces, digest.digest())
 
 
-def load(path: str | os.PathLike[str], say: Callable[[str], None]) -> Held | None:
+def load(path: str | os.PathLike[str], say: Callable[[str], None]) -> RunState | None:
     """What the state file holds; None if there is none, or if a single bit of it is wrong, which is said."""
     try:
         with open(path, "rb") as file:
-            held = _read(file)
+            state = _read(file)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StateError(f"{os.fspath(path)}: cannot read the state ({error.strerror}); check --state") from None
-    if held is None:
+    if state is None:
         say(f"{os.fspath(path)}: the state is damaged, or no state at all; the server will be asked for it again")
-    return held
+    return state
 
 
-def _read(file: BufferedReader) -> Held | None:
+def _read(file: BufferedReader) -> RunState | None:
     head, size = file.read(_HEAD.size), os.fstat(file.fileno()).st_size
     if len(head) < _HEAD.size:
         return None
@@ -128,7 +128,7 @@ def _read(file: BufferedReader) -> Held | None:
         digest.update(vector)
     if file.read() != digest.digest():
         return None
-    return Held(run, number, program_hash, program, round, vectors[0], vectors[1:])
+    return RunState(run, number, program_hash, program, round, vectors[0], vectors[1:])
 
 
 def _fits(step: bytes, vectors: int) -> bool:

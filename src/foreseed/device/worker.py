@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from math import isfinite
 
-from foreseed.device.answer import Order, answer, forward_passes
+from foreseed.device.probing import Order, answer, forward_passes
 from foreseed.device.shard import open_shard
 from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, ValuesError
 from foreseed.wire import Reply
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
 
-    from foreseed.device.answer import Answer
+    from foreseed.device.probing import Answer
     from foreseed.engine.types import Buffer
     from foreseed.wire import OrderMessage, Welcome
 
@@ -32,17 +32,17 @@ class Worker:
         self.program = ProgramHead(program)
         self.shard = open_shard(shard_path, self.program.image_bytes, self.program.classes)
         self._batch, self._vectors, self._budget = welcome.batch, welcome.vectors, budget
-        self._can_step = budget is None
+        self._fits_local_steps = budget is None
         self.engine: Engine = self._fit()
 
-    def make_room(self, order: Order) -> None:
+    def reserve(self, order: Order) -> None:
         """Change to an engine that leaves enough of the budget to the order; BudgetError if no engine does."""
-        if order.local_steps == 1 or self._can_step:
+        if order.local_steps == 1 or self._fits_local_steps:
             return
         del self.engine  # not two at a time
         try:
             self.engine = self._fit(local_steps=True)
-            self._can_step = True
+            self._fits_local_steps = True
         except BudgetError:
             self.engine = self._fit()
             raise
@@ -64,7 +64,7 @@ class Worker:
     def _fit(self, local_steps: bool = False) -> Engine:
         """An engine in what the budget leaves it; BudgetError says how many bytes would do."""
         program, budget = self.program, self._budget
-        beside = beside_engine(program.n_live, self._vectors, local_steps)
+        beside = working_bytes(program.n_live, self._vectors, local_steps)
         if program.n_stats:
             # The statistics are those of batches of this size; elsewhere any batch gives the same bits.
             if not self._batch:
@@ -91,7 +91,7 @@ def reply_to(message: OrderMessage, result: Answer, stats: array[float] | None) 
     )  # fmt: skip
 
 
-def beside_engine(n_live: int, vectors: int, local_steps: bool = False) -> int:
+def working_bytes(n_live: int, vectors: int, local_steps: bool = False) -> int:
     """Bytes that a device works in beyond its engine's plan.
 
     Kept: the optimiser's vectors. For a while: replaying an update takes a gradient and the zeros that it is made of;

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foreseed.device.measured import peak_bytes
+from foreseed.device.memory import peak_bytes
 from foreseed.engine.program import Act, Kind, Op, Pool, Program
 
 _STEPS = 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreseed.device.answer import forward_passes
+from foreseed.device.probing import forward_passes
 from foreseed.engine.program import Program
 
 
@@ -42,7 +42,7 @@ def dense_forward_flops(program: Program) -> int:
 def bp_free_work(
     program: Program, samples: int, k: int, spread: int = 1, central: bool = False, local_steps: int = 1
 ) -> Work:
-    """What a device computes to answer one round over `samples` images, exactly as `foreseed.device.answer` goes."""
+    """What a device computes to answer one round over `samples` images, exactly as `foreseed.device.probing` goes."""
     return _work(program, forward_passes(samples, k, spread, central, local_steps))
 
 

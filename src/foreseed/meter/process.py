@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import foreseed
+from foreseed.device.memory import peak_bytes
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.program import Program
 from foreseed.engine.types import Buffer
@@ -39,12 +41,12 @@ def device_peak_bytes(program: Program, values: Buffer, shard: Buffer, k: int, s
     """The same for a device that answers an order of `k` directions over this shard, one image at a time."""
     files = {"program": program.bytes, "values": values, "shard": shard}
     with TemporaryDirectory() as folder:
-        return _peak("foreseed.device.measured", _lean_path(), folder, files, str(k), str(spread))
+        return _peak("foreseed.device.memory", _lean_path(), folder, files, str(k), str(spread))
 
 
 def bare_peak_bytes() -> int | None:
     """The same for a Python interpreter that does nothing."""
-    return _run("print(1024 * int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]))", "python")
+    return _run(f"{inspect.getsource(peak_bytes)}\nprint(peak_bytes())", "python")
 
 
 def _lean_path() -> list[str]:
@@ -63,10 +65,8 @@ def _peak(module: str, folders: list[str], folder: str, files: dict[str, Buffer]
 
 
 def _run(code: str, what: str, *arguments: str) -> int | None:
-    if not Path("/proc/self/status").exists():
-        return None
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code, *arguments], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise MeterError(f"{what}, which was to be measured, failed: {reason}; free memory, or lower the batch")
-    return int(done.stdout)
+    return int(done.stdout) or None

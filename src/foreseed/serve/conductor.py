@@ -54,14 +54,14 @@ from foreseed.wire import (
     WireError,
     decode,
     encode,
+    is_name,
     program_hash,
 )
-from foreseed.wire.topics import is_name
 
 DeviceState = Literal["joining", "ready", "asked", "answered", "resting", "gone"]
 
 _INSTANCE = re.compile(r"[0-9a-f]{8}")
-_DOUBLINGS = 4
+_MAX_DOUBLINGS = 4
 """Of a rest, at most."""
 
 
@@ -131,13 +131,13 @@ class Conductor:
         self._program, self._program_hash = program, program_hash(program)
         self._batch, self._epoch, self._enrolled = batch, epoch, enrolled
         self._state = (-1, b"")
-        self._patience = rules.deadline or inf
+        self._timeout = rules.deadline or inf
         self._round = 0
         self._opened = 0.0
-        self._started = self._over = False
+        self._started = self._ended = False
         self._deadline = inf
         self._failed: set[int] = set()
-        self._gathered: float = inf
+        self._last_present: float = inf
         """Devices that were here when the last round started: waiting for more than these is waiting in vain."""
 
     @property
@@ -148,7 +148,7 @@ class Conductor:
     @property
     def complete(self) -> bool:
         """Whether the round can be closed."""
-        return self._is_open and self._started and (self._over or not self.coordinator.missing)
+        return self._is_open and self._started and (self._ended or not self.coordinator.missing)
 
     def reconnected(self, epoch: bytes) -> None:
         """Take it that everything said meanwhile is lost: with another epoch all devices join again.
@@ -164,14 +164,14 @@ class Conductor:
         """Begin the next round; its orders go out with `tick`, when enough devices are here."""
         self._round = self.coordinator.round
         for number in self._failed:
-            self._note_failure(self._by_number[number])
+            self._count_failure(self._by_number[number])
         self._failed = set()
         self._opened, self._deadline = now, inf
-        self._started = self._over = False
+        self._started = self._ended = False
         for device in self.devices.values():
             device.due = inf
             if device.state not in ("joining", "gone"):
-                device.state = self._at_leisure(device)
+                device.state = self._idle_state(device)
 
     def receive(self, name: str, instance: str, data: bytes, now: float) -> list[Send]:
         """Take a message of a device's process; returns what to send, to it and to others."""
@@ -182,9 +182,9 @@ class Conductor:
         if not is_name(name) or not _INSTANCE.fullmatch(instance):
             return self._refuse("malformed name")
         if isinstance(message, Join):
-            sends = self._join(name, instance, message.wanted)
+            sends = self._on_join(name, instance, message.wanted)
         else:
-            sends = self._from_member(name, instance, message, now)
+            sends = self._dispatch(name, instance, message, now)
         device = self.devices.get(name)
         if device is not None and device.instance == instance:
             device.last_seen = now
@@ -202,7 +202,7 @@ class Conductor:
         if device is not None and isinstance(message, Presence) and message.instance.hex() == device.instance:
             device.payload_up += len(data)
             if not message.here:
-                self._lose(device)
+                self._mark_gone(device)
                 if not device.enrolled:
                     # It never could take part, so another may have its number.
                     del self.devices[name], self._by_number[device.number]
@@ -223,15 +223,15 @@ class Conductor:
         replies = self.coordinator.rules.per_round - self.coordinator.missing
         if now >= self._deadline:
             self._failed |= {device.number for device in waiting if device.due <= now}
-            self._deadline = now + self._patience
-            self._over = replies >= self.rules.min_replies
-        sends = [] if self._over else self._ask_others(replies + at_work, now)
-        self._over = self._over or (replies >= self.rules.min_replies and not at_work and not sends)
+            self._deadline = now + self._timeout
+            self._ended = replies >= self.rules.min_replies
+        sends = [] if self._ended else self._ask_others(replies + at_work, now)
+        self._ended = self._ended or (replies >= self.rules.min_replies and not at_work and not sends)
         return sends
 
     # Who takes part.
 
-    def _join(self, name: str, instance: str, wanted: int) -> list[Send]:
+    def _on_join(self, name: str, instance: str, wanted: int) -> list[Send]:
         number = self._number_for(name, wanted)
         if isinstance(number, Leave):
             return [Send(name, instance, number)]
@@ -241,8 +241,8 @@ class Conductor:
         if device.instance != instance:
             if device.instance:
                 reason = f"another device joined as {name}; give every device a name of its own"
-                sends = [self._to(device, Leave(reason))]
-            self._lose(device)
+                sends = [self._send_to(device, Leave(reason))]
+            self._mark_gone(device)
             device.instance = instance
         # One that is ready stays so: its Ready, which follows every Welcome, brings it an order that it may have lost.
         if device.state == "gone":
@@ -251,7 +251,7 @@ class Conductor:
             self.coordinator.rules.run, number, self._program_hash, len(self._program), self._batch,
             self.coordinator.vectors,
         )  # fmt: skip
-        return [*sends, self._to(device, welcome)]
+        return [*sends, self._send_to(device, welcome)]
 
     def _number_for(self, name: str, wanted: int) -> int | Leave:
         """The number of a name in this run, or why it cannot have one."""
@@ -271,14 +271,14 @@ class Conductor:
             return Leave(f"device {wanted} of this run is {self._by_number[wanted].name}; ask for another number")
         return wanted
 
-    def _lose(self, device: Device) -> None:
+    def _mark_gone(self, device: Device) -> None:
         if device.state == "asked":
             self._failed.add(device.number)
         device.state = "gone"
 
     # What members say.
 
-    def _from_member(self, name: str, instance: str, message: Message, now: float) -> list[Send]:
+    def _dispatch(self, name: str, instance: str, message: Message, now: float) -> list[Send]:
         device = self.devices.get(name)
         if device is None:
             return self._refuse("unknown name")
@@ -288,12 +288,12 @@ class Conductor:
         if message.run != self.coordinator.rules.run:
             return self._refuse("foreign run")
         if isinstance(message, Ready):
-            return self._ready(device, message, now)
+            return self._on_ready(device, message, now)
         if isinstance(message, Fetch):
-            return self._fetch(device, message)
-        return self._reply(device, message)
+            return self._on_fetch(device, message)
+        return self._on_reply(device, message)
 
-    def _ready(self, device: Device, message: Ready, now: float) -> list[Send]:
+    def _on_ready(self, device: Device, message: Ready, now: float) -> list[Send]:
         if not device.enrolled:
             others = {known.name: known.number for known in self.devices.values() if known.enrolled}
             self._enrolled(others | {device.name: device.number})
@@ -302,12 +302,12 @@ class Conductor:
         self.coordinator.holds(device.number, message.held)
         device.held = int(self.coordinator.state.last_seen[device.number])
         if device.number in self.coordinator.waiting and not self.complete:
-            return self._give([self.coordinator.order(device.number)], now)
+            return self._send_orders([self.coordinator.order(device.number)], now)
         answered = any(reply.device == device.number for reply in self.coordinator.replies)
-        device.state = "answered" if answered else self._at_leisure(device)
+        device.state = "answered" if answered else self._idle_state(device)
         return []
 
-    def _fetch(self, device: Device, message: Fetch) -> list[Send]:
+    def _on_fetch(self, device: Device, message: Fetch) -> list[Send]:
         what, round, offset = message.what, message.round, message.offset
         if (what, round) == (PROGRAM, 0):
             source = self._program
@@ -320,9 +320,9 @@ class Conductor:
         data = source[offset : offset + CHUNK]
         if not data:
             return self._refuse("fetch beyond the end")
-        return [self._to(device, Chunk(message.run, what, round, offset, data))]
+        return [self._send_to(device, Chunk(message.run, what, round, offset, data))]
 
-    def _reply(self, device: Device, reply: Reply) -> list[Send]:
+    def _on_reply(self, device: Device, reply: Reply) -> list[Send]:
         forged = reply.device != device.number
         if forged:
             self._refuse("forged device number")
@@ -334,7 +334,7 @@ class Conductor:
             device.peak_kib, device.sent, device.received = reply.peak_kib, reply.sent, reply.received
             if device.state == "asked":
                 device.state = "answered"
-        return [self._to(device, Ack(reply.run, reply.round, reason or ""))]
+        return [self._send_to(device, Ack(reply.run, reply.round, reason or ""))]
 
     # Rounds.
 
@@ -348,17 +348,17 @@ class Conductor:
             self._started = True
             orders = self.coordinator.open()
             here = {device.number for device in self.devices.values() if device.state == "ready"}
-            return self._give((order for order in orders if order.device in here), now)
+            return self._send_orders((order for order in orders if order.device in here), now)
         resting = sum(device.rests_until > self._round for device in self.devices.values())
         wanted = max(self.rules.min_replies, min(rules.per_round + self.rules.extra, rules.devices - resting))
-        awake = sum(device.state == "ready" for device in self.devices.values())
-        pool = self._pool(0)
-        gathering = now < self._opened + self.rules.gather
-        if len(pool) < self.rules.min_replies or (gathering and awake < min(wanted, self._gathered)):
+        ready = sum(device.state == "ready" for device in self.devices.values())
+        candidates = self._candidates(0)
+        waiting_for_more = now < self._opened + self.rules.gather
+        if len(candidates) < self.rules.min_replies or (waiting_for_more and ready < min(wanted, self._last_present)):
             return []
-        self._started, self._deadline = True, now + self._patience
-        self._gathered = awake
-        return self._give(self.coordinator.open(pool, self.rules.extra), now)
+        self._started, self._deadline = True, now + self._timeout
+        self._last_present = ready
+        return self._send_orders(self.coordinator.open(candidates, self.rules.extra), now)
 
     def _ask_others(self, expected: int, now: float) -> list[Send]:
         """Ask as many more as it takes to expect per_round replies."""
@@ -366,35 +366,35 @@ class Conductor:
         lacking = rules.per_round - expected
         if lacking <= 0:
             return []
-        others = sample(rules.seed, self._round, self._pool(expected), lacking)
-        return self._give(self.coordinator.ask_others(others), now)
+        others = sample(rules.seed, self._round, self._candidates(expected), lacking)
+        return self._send_orders(self.coordinator.ask_others(others), now)
 
-    def _pool(self, expected: int) -> list[int]:
+    def _candidates(self, expected: int) -> list[int]:
         """Devices that can be asked; resting ones too, where min_replies could not be reached without."""
-        awake = [device.number for device in self.devices.values() if device.state == "ready"]
-        if expected + len(awake) >= self.rules.min_replies:
-            return awake
-        return awake + [device.number for device in self.devices.values() if device.state == "resting"]
+        ready = [device.number for device in self.devices.values() if device.state == "ready"]
+        if expected + len(ready) >= self.rules.min_replies:
+            return ready
+        return ready + [device.number for device in self.devices.values() if device.state == "resting"]
 
-    def _give(self, orders: Iterable[OrderMessage], now: float) -> list[Send]:
+    def _send_orders(self, orders: Iterable[OrderMessage], now: float) -> list[Send]:
         sends = []
         for order in orders:
             device = self._by_number[order.device]
             # A device that is ready again in the same round gets no more time than it had.
-            device.state, device.due = "asked", min(device.due, now + self._patience)
-            sends.append(self._to(device, order))
+            device.state, device.due = "asked", min(device.due, now + self._timeout)
+            sends.append(self._send_to(device, order))
         return sends
 
-    def _note_failure(self, device: Device) -> None:
+    def _count_failure(self, device: Device) -> None:
         device.failures += 1
         again = device.failures - self.rules.rest_after
         if again >= 0 and self.rules.sample == "present":
-            device.rests_until = self._round + self.rules.rest_rounds * 2 ** min(again, _DOUBLINGS)
+            device.rests_until = self._round + self.rules.rest_rounds * 2 ** min(again, _MAX_DOUBLINGS)
 
-    def _at_leisure(self, device: Device) -> DeviceState:
+    def _idle_state(self, device: Device) -> DeviceState:
         return "resting" if device.rests_until > self._round else "ready"
 
-    def _to(self, device: Device, message: Message) -> Send:
+    def _send_to(self, device: Device, message: Message) -> Send:
         device.payload_down += len(encode(message))
         return Send(device.name, device.instance, message)
 

@@ -6,12 +6,11 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
-from foreseed.device.link import LinkError
+from foreseed.transport.link import LinkError
 
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 """Seconds that the broker gets to start, and to end."""
 
 
@@ -26,7 +25,7 @@ class EmbeddedBroker:
         self._thread = threading.Thread(target=self._run, args=(port,), name="embedded broker", daemon=True)
         self._thread.start()
         try:
-            self.url = f"mqtt://127.0.0.1:{self._port.result(_PATIENCE)}"
+            self.url = f"mqtt://127.0.0.1:{self._port.result(_TIMEOUT)}"
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
             raise LinkError(f"embedded broker: port {port} cannot be had ({why}); choose another, or 0") from None
@@ -35,14 +34,12 @@ class EmbeddedBroker:
         """End the broker: every client loses it."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
-            self._thread.join(_PATIENCE)
+            self._thread.join(_TIMEOUT)
 
     def __enter__(self) -> EmbeddedBroker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, port: int) -> None:
@@ -52,21 +49,21 @@ class EmbeddedBroker:
     async def _serve(self, port: int) -> None:
         clients: dict[asyncio.Future[None], asyncio.StreamWriter] = {}
         try:
-            broker, attend = _broker()
+            broker, handle = _broker()
 
-            def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                client = asyncio.ensure_future(attend(reader, writer))
+            def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                client = asyncio.ensure_future(handle(reader, writer))
                 clients[client] = writer
-                client.add_done_callback(lambda ended: _see_off(ended, clients.pop(ended)))
+                client.add_done_callback(lambda ended: _close_client(ended, clients.pop(ended)))
 
             # The broker's own listener would not tell the port that it found free.
-            server = await asyncio.start_server(welcome, "127.0.0.1", port)
+            server = await asyncio.start_server(accept, "127.0.0.1", port)
             await broker.start()
         except Exception as error:  # whatever it is, it belongs to whoever started the broker
             return self._port.set_exception(error)
         self._port.set_result(server.sockets[0].getsockname()[1])
         await self._end.wait()
-        # No new clients; one that has just been accepted comes to `welcome` after some turns of the loop, and would be
+        # No new clients; one that has just been accepted comes to `accept` after some turns of the loop, and would be
         # left over by a server that is closed before.
         for listener in server.sockets:
             self._loop.remove_reader(listener.fileno())
@@ -80,7 +77,7 @@ class EmbeddedBroker:
         await asyncio.gather(*left, *(writer.wait_closed() for writer in left.values()), return_exceptions=True)
 
 
-def _see_off(ended: asyncio.Future[None], writer: asyncio.StreamWriter) -> None:
+def _close_client(ended: asyncio.Future[None], writer: asyncio.StreamWriter) -> None:
     writer.close()  # which the broker forgets for one who hangs up without a word
     if not ended.cancelled():
         ended.exception()  # a client's misbehaviour is nobody's business: unread, it would be printed
@@ -96,7 +93,7 @@ def _broker() -> tuple[Any, Any]:
     # It would tell of every client that goes away.
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)
 
-    class OwnRetained(Broker):  # type: ignore[misc]
+    class RetainedOnce(Broker):  # type: ignore[misc]
         async def _publish_retained_messages_for_subscription(self, subscription: Any, session: Any) -> None:
             # The base calls this, with QoS 0, for every subscription of anybody when a client connects: the client
             # would get what it never asked for, or lose its connection if somebody subscribes meanwhile. With QoS 1
@@ -104,10 +101,10 @@ def _broker() -> tuple[Any, Any]:
             if subscription[1] > 0:
                 await super()._publish_retained_messages_for_subscription(subscription, session)
 
-    anybody = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
-    broker = OwnRetained({"listeners": {"default": {"type": "external"}}, "plugins": anybody})
+    plugins = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
+    broker = RetainedOnce({"listeners": {"default": {"type": "external"}}, "plugins": plugins})
 
-    async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await broker.external_connected(StreamReaderAdapter(reader), StreamWriterAdapter(writer), "default")
 
-    return broker, attend
+    return broker, handle

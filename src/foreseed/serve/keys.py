@@ -28,7 +28,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.files import write_whole
-from foreseed.wire.topics import is_name
+from foreseed.wire import NAMES, is_name
 
 SERVER = "server"
 HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -37,7 +37,7 @@ INSTALLED = "/etc/mosquitto/foreseed"
 
 _RESERVED = (SERVER, "ca")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
-_LONGEST = 3650
+_MAX_DAYS = 3650
 # Passwords are 24 random bytes, which no number of iterations makes harder to guess; this is mosquitto's own.
 _ITERATIONS = 101
 
@@ -60,7 +60,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Made:
+class KeysResult:
     """What `make_keys` did."""
 
     made: tuple[str, ...]
@@ -72,7 +72,7 @@ class Made:
 
 def make_keys(
     folder: str | os.PathLike[str], names: Sequence[str], hosts: Sequence[str] | None = None, days: int = 365
-) -> Made:
+) -> KeysResult:
     """Make what is missing in a folder of keys: CA, broker, server, and these devices.
 
     A folder that exists keeps its CA and its names. The broker's certificate is made anew for other `hosts`.
@@ -81,8 +81,8 @@ def make_keys(
     target = Path(folder)
     identities = [Identity(target, name) for name in dict.fromkeys((SERVER, *map(_checked_name, names)))]
     wanted_hosts = None if hosts is None else tuple(dict.fromkeys(map(_checked_host, hosts)))
-    if not 1 <= days <= _LONGEST:
-        raise KeysError(f"{days} days: certificates are valid for 1 to {_LONGEST} days")
+    if not 1 <= days <= _MAX_DAYS:
+        raise KeysError(f"{days} days: certificates are valid for 1 to {_MAX_DAYS} days")
     try:
         authority = _Authority.open(target)
         present_hosts = _broker_hosts(target / "mosquitto")
@@ -99,7 +99,8 @@ def make_keys(
     except OSError as error:
         raise KeysError(f"{error.filename}: {error.strerror}; give a folder that you may write to") from None
     made = dict.fromkeys(identity.name for identity in missing)
-    return Made(tuple(made), tuple(identity.name for identity in identities if identity.name not in made), for_hosts)
+    kept = tuple(identity.name for identity in identities if identity.name not in made)
+    return KeysResult(tuple(made), kept, for_hosts)
 
 
 class _Authority:
@@ -170,7 +171,7 @@ def _self_signed(key: EllipticCurvePrivateKey) -> x509.Certificate:
     name = f"foreseed CA {x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest.hex()[:8]}"
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     return (
-        _builder(name, key, issuer, datetime.now(UTC) + timedelta(_LONGEST))
+        _builder(name, key, issuer, datetime.now(UTC) + timedelta(_MAX_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .sign(key, SHA256())
@@ -240,7 +241,7 @@ def _configure(folder: Path) -> None:
     shipped = resources.files("foreseed.serve") / "mosquitto"
     config = (shipped / "mosquitto.conf").read_text()
     here = config.replace(INSTALLED, str((folder / "mosquitto").resolve()))
-    here = here.replace("user mosquitto\n", f"user {_me()}\n")
+    here = here.replace("user mosquitto\n", f"user {_current_user()}\n")
     for path, text in (
         (folder / "mosquitto" / "acl", (shipped / "acl").read_text()),
         (folder / "mosquitto" / "foreseed.conf", config),
@@ -250,7 +251,7 @@ def _configure(folder: Path) -> None:
             write_whole(path, text.encode())
 
 
-def _me() -> str:
+def _current_user() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a container's user without a name; the broker only needs one if started by root
@@ -302,10 +303,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 def _checked_name(name: str) -> str:
     if not is_name(name):
-        raise KeysError(
-            f"device name {name!r}: expected 1 to 64 letters, digits, dots, dashes and underscores, and a letter or "
-            "digit first"
-        )
+        raise KeysError(f"device name {name!r}: expected {NAMES}")
     if name in _RESERVED:
         raise KeysError(f"device name {name!r} is taken by the fleet itself; choose another")
     return name

@@ -9,11 +9,10 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 from foreseed.engine.errors import ForeseedError
 
-_PATIENCE = 20.0
+_START_TIMEOUT = 20.0
 """Seconds until a broker that does not come up is given up; it takes some milliseconds."""
 
 
@@ -73,11 +72,6 @@ class Mosquitto:
         return self.ports[0]
 
     @property
-    def tls_port(self) -> int:
-        """Where clients show a certificate."""
-        return self.ports[0]
-
-    @property
     def password_port(self) -> int:
         """Where clients give a name and a password, over TLS."""
         return self.ports[1]
@@ -89,7 +83,7 @@ class Mosquitto:
 
     @property
     def tls_url(self) -> str:
-        return f"mqtts://127.0.0.1:{self.tls_port}"
+        return f"mqtts://127.0.0.1:{self.port}"
 
     @property
     def password_url(self) -> str:
@@ -115,8 +109,8 @@ class Mosquitto:
         with open(self._folder / "log", "ab") as log:
             command = [program, "-c", str(self._config)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        end = time.monotonic() + _PATIENCE
-        while not all(map(_listening, self.ports)):
+        end = time.monotonic() + _START_TIMEOUT
+        while not all(map(_is_listening, self.ports)):
             if self._process.poll() is not None or time.monotonic() > end:
                 raise LocalBrokerError(f"mosquitto did not start: {self.log[-1000:]}")
             time.sleep(0.005)
@@ -144,9 +138,7 @@ class Mosquitto:
     def __enter__(self) -> Mosquitto:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -156,7 +148,7 @@ def executable() -> str | None:
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
-def _listening(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
     except OSError:

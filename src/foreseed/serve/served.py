@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import secrets
 import signal
 import statistics
@@ -19,27 +18,30 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from foreseed.config import Config, ConfigError
-from foreseed.device.link import Broker, Link, LinkError
 from foreseed.engine import ForeseedError
 from foreseed.engine.files import write_whole
 from foreseed.methods.ntk_baffle import run_id
 from foreseed.serve.conductor import Conductor, Device, Send
-from foreseed.serve.inbox import CONNECTED, Inbox
 from foreseed.server import Coordinator
 from foreseed.simulate.fleet import Fleet
 from foreseed.simulate.world import World
+from foreseed.transport.inbox import Inbox
+from foreseed.transport.link import Broker, Link, Publication
+from foreseed.transport.loop import Loop
+from foreseed.transport.topics import ALL, EVERY_HERE, EVERY_UP, down, sender
 from foreseed.wire import Announce, OrderMessage, Reply, WireError, decode, encode
-from foreseed.wire.topics import ALL, EVERY_HERE, EVERY_UP, down, sender
 
-_STEP = 0.05
+_POLL = 0.05
 """Seconds between looks at the clock while nothing arrives."""
-_FRAME = 512
+_OVERHEAD = 512
 """Bytes of a message beyond its vectors, at most."""
-_ECHO = 5.0
+_MAX_WAITING = 32
+"""Messages of one name that may wait. A device waits for an answer to nearly everything that it says."""
+_ECHO_TIMEOUT = 5.0
 """Seconds for our own announcement to come back from the broker."""
-_SILENCE = 30.0
+_SILENCE_TIMEOUT = 30.0
 """Seconds after which a round without a single answer is looked into."""
-_GOODBYE = 10.0
+_FINISH_TIMEOUT = 10.0
 """Seconds to find the broker in, when all that is left to say is that the run is over."""
 
 _Numbers = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
@@ -75,21 +77,22 @@ class ServedFleet(Fleet):
         self._enrolled = folder / "checkpoint" / "devices.json"
         self._epoch = secrets.token_bytes(8)
         config, program = world.config, world.program
-        longest = 4 * (1 + config.train.k * config.train.local_steps + program.n_stats) + _FRAME
-        self._inbox = Inbox(longest)
+        longest = 4 * (1 + config.train.k * config.train.local_steps + program.n_stats) + _OVERHEAD
+        self._inbox = Inbox(longest, _MAX_WAITING)
+        self._loop = Loop(self._inbox)
         self._link: Link | None = None
         self._conductor: Conductor | None = None
-        self._counted: dict[str, tuple[int, int]] = {}
+        self._last_traffic: dict[str, tuple[int, int]] = {}
         self._traffic = {"bytes_up": 0, "bytes_down": 0}
         self._asked_at: float | None = None
         """When the round's first order went out."""
-        self._silent_at = self._deaf_at = inf
-        """When to wonder about a round without an answer, and about a broker that does not repeat our announcement."""
-        self._rivals = set[bytes]()
+        self._silence_deadline = self._echo_deadline = inf
+        """When to look into a round without an answer, and into a broker that does not repeat our announcement."""
+        self._other_runs = set[bytes]()
         """Runs of other servers at this broker."""
-        self._late = 0
+        self._late_rounds = 0
         """Rounds that closed at their deadline with some answers missing."""
-        self._looked = 0.0
+        self._refreshed = 0.0
         self._stopped = False
         # Raised wherever the server happens to be, an interrupt may be swallowed or become another error.
         self._handlers = {
@@ -105,11 +108,11 @@ class ServedFleet(Fleet):
         while not conductor.complete:
             if self._stopped:
                 raise KeyboardInterrupt
-            self._send(conductor.tick(time.monotonic()))
-            self._look(conductor)
-            self._take(conductor)
-            self._wonder(coordinator)
-        self._say_if_late(coordinator)
+            self._loop.work()
+            self._refresh_watch(conductor)
+            self._loop.deliver(_POLL)
+            self._check_silence(coordinator)
+        self._report_missing(coordinator)
         replies, traffic = coordinator.replies, self._traffic
         self._traffic = {"bytes_up": 0, "bytes_down": 0}
         assert self._asked_at is not None
@@ -124,9 +127,9 @@ class ServedFleet(Fleet):
         """Tell the devices that the run is over; what they held and sent goes into the summary."""
         link, self._link = self._link, None
         if link is None:
-            found = threading.Event()
-            link = self._connect(found.set)
-            found.wait(_GOODBYE)
+            link, end = self._connect(), time.monotonic() + _FINISH_TIMEOUT
+            while not link.is_connected and time.monotonic() < end:
+                time.sleep(_POLL)
         link.stop((ALL, encode(Announce(run_id(self.world.config), self._epoch, True)), True))
         # A server that was killed counted too, but a run may have begun in the simulator.
         served = [row for row in rows if "wire_up" in row]
@@ -149,45 +152,36 @@ class ServedFleet(Fleet):
         self._conductor = Conductor(
             coordinator, config.fleet, program.bytes, batch, self._epoch, self._numbers(), self._store
         )
-        self._link = self._connect(lambda: self._inbox.put(CONNECTED))
+        self._link = self._connect()
         return self._conductor
 
-    def _connect(self, connected: Callable[[], None]) -> Link:
+    def _connect(self) -> Link:
         # Nobody else may know it: a client that connects with the same id throws this one out.
-        client = f"foreseed-{secrets.token_hex(8)}"
-        link = Link(
-            self._broker, client, [ALL, EVERY_UP, EVERY_HERE], connected=connected, say=self._say,
-            received=self._inbox.message, gave_up=self._inbox.put,
-        )  # fmt: skip
-        link.start()
-        return link
+        client_id = f"foreseed-{secrets.token_hex(8)}"
+        return self._loop.connect(self, self._broker, client_id, [ALL, EVERY_UP, EVERY_HERE], self._say)
 
-    def _take(self, conductor: Conductor) -> None:
-        """Handle what arrived next; waits a moment if nothing has."""
-        try:
-            event = self._inbox.get(_STEP)
-        except queue.Empty:
-            return
-        if isinstance(event, LinkError):
-            raise event
-        now = time.monotonic()
-        if event is CONNECTED:
-            assert self._link is not None
-            self._epoch, self._deaf_at = secrets.token_bytes(8), now + _ECHO
-            conductor.reconnected(self._epoch)
-            self._link.publish(ALL, encode(conductor.announce), retain=True)
-            return
-        topic, payload = event
+    def connected(self) -> list[Publication]:
+        assert self._conductor is not None
+        self._epoch, self._echo_deadline = secrets.token_bytes(8), time.monotonic() + _ECHO_TIMEOUT
+        self._conductor.reconnected(self._epoch)
+        return [(ALL, encode(self._conductor.announce), True)]
+
+    def receive(self, topic: str, payload: bytes) -> list[Publication]:
+        assert self._conductor is not None
         if topic == ALL:
-            self._overhear(payload)
-            return
+            self._check_announcement(payload)
+            return []
         self._traffic["bytes_up"] += len(payload)
-        name, instance = sender(topic)
-        self._send(
-            conductor.receive(name, instance, payload, now) if instance else conductor.presence(name, payload, now)
-        )
+        (name, instance), now = sender(topic), time.monotonic()
+        if instance:
+            return self._publications(self._conductor.receive(name, instance, payload, now))
+        return self._publications(self._conductor.presence(name, payload, now))
 
-    def _overhear(self, payload: bytes) -> None:
+    def work(self) -> list[Publication]:
+        assert self._conductor is not None
+        return self._publications(self._conductor.tick(time.monotonic()))
+
+    def _check_announcement(self, payload: bytes) -> None:
         """Our own announcement comes back; that of another server means trouble."""
         try:
             announce = decode(payload, Announce)
@@ -195,50 +189,51 @@ class ServedFleet(Fleet):
             return
         assert isinstance(announce, Announce)
         if announce.epoch == self._epoch:
-            self._deaf_at = inf
-        elif announce.run != run_id(self.world.config) and not announce.finished and announce.run not in self._rivals:
-            self._rivals.add(announce.run)
+            self._echo_deadline = inf
+        elif not announce.finished and announce.run not in {run_id(self.world.config)} | self._other_runs:
+            self._other_runs.add(announce.run)
             self._say(
                 f"run {announce.run.hex()} is announced at this broker too; if its server is still there, stop one of "
                 "the two: they take each other's devices"
             )
 
-    def _wonder(self, coordinator: Coordinator) -> None:
+    def _check_silence(self, coordinator: Coordinator) -> None:
         """Look into a silence that lasts."""
         now = time.monotonic()
-        if now > self._deaf_at:
-            self._deaf_at = inf
+        if now > self._echo_deadline:
+            self._echo_deadline = inf
             self._say("the broker drops what this server says; check its credentials and the broker's ACL")
-        if now > self._silent_at and not coordinator.replies:
+        if now > self._silence_deadline and not coordinator.replies:
             # At values that have grown too large no device can answer. The test images show that too: this raises.
-            self._silent_at = inf
+            self._silence_deadline = inf
             self.evaluate(coordinator.state.values, coordinator.state.stats)
 
-    def _say_if_late(self, coordinator: Coordinator) -> None:
+    def _report_missing(self, coordinator: Coordinator) -> None:
         if not coordinator.missing:
             return
-        self._late += 1
-        if self._late & (self._late - 1) == 0:  # the first time, the second, the fourth, ...
+        self._late_rounds += 1
+        if self._late_rounds & (self._late_rounds - 1) == 0:  # the first time, the second, the fourth, ...
             wanted = self.world.config.data.per_round
             self._say(
                 f"round {coordinator.round}: {wanted - coordinator.missing} of {wanted} answers within "
-                f"{self.world.config.fleet.deadline:g} s ({self._late} such rounds so far); raise fleet.deadline if "
-                "devices are slow"
+                f"{self.world.config.fleet.deadline:g} s ({self._late_rounds} such rounds so far); "
+                "raise fleet.deadline if devices are slow"
             )
 
-    def _send(self, sends: Sequence[Send]) -> None:
-        assert self._link is not None
+    def _publications(self, sends: Sequence[Send]) -> list[Publication]:
+        publications = []
         for name, instance, message in sends:
             if isinstance(message, OrderMessage) and self._asked_at is None:
                 self._asked_at = time.monotonic()
-                self._silent_at = self._asked_at + _SILENCE
+                self._silence_deadline = self._asked_at + _SILENCE_TIMEOUT
             data = encode(message)
             self._traffic["bytes_down"] += len(data)
-            self._link.publish(down(name, instance), data)
+            publications.append((down(name, instance), data, False))
+        return publications
 
-    def _look(self, conductor: Conductor) -> None:
-        if self._watch is not None and time.monotonic() - self._looked > 0.25:
-            self._looked = time.monotonic()
+    def _refresh_watch(self, conductor: Conductor) -> None:
+        if self._watch is not None and time.monotonic() - self._refreshed > 0.25:
+            self._refreshed = time.monotonic()
             self._watch(conductor.devices)
 
     def _wire(self, replies: Sequence[Reply]) -> dict[str, Any]:
@@ -248,9 +243,9 @@ class ServedFleet(Fleet):
         instances = {device.number: device.instance for device in self._conductor.devices.values()}
         for reply in replies:
             key = f"{reply.device}/{instances.get(reply.device)}"
-            sent, received = self._counted.get(key, (0, 0))
+            sent, received = self._last_traffic.get(key, (0, 0))
             wire.append((max(reply.sent - sent, 0), max(reply.received - received, 0)))
-            self._counted[key] = (reply.sent, reply.received)
+            self._last_traffic[key] = (reply.sent, reply.received)
         return {"wire_up": sum(up for up, _ in wire), "wire_down": sum(down for _, down in wire), "wire": wire}
 
     def _costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

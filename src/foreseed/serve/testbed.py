@@ -16,16 +16,16 @@ from typing import Any, Protocol
 
 from foreseed.config import Config, load
 from foreseed.data import shard_name, write_shards
-from foreseed.device.link import broker
 from foreseed.engine import ForeseedError
 from foreseed.serve.embedded import EmbeddedBroker
 from foreseed.serve.keys import SERVER, Identity, make_keys
 from foreseed.serve.local import Mosquitto, executable
 from foreseed.serve.served import ServedFleet, Table, check
 from foreseed.simulate import Progress, World, make_world, prune_watch, run
+from foreseed.transport.link import broker
 
 _AGENT = [sys.executable, "-m", "foreseed.device.agent"]
-_PATIENCE = 30.0
+_EXIT_TIMEOUT = 30.0
 """Seconds that devices get to end when the run is over."""
 
 _PAPER = {
@@ -68,7 +68,7 @@ class Testbed:
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ForeseedError(f"{self.folder} exists and is not empty; choose another --out")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._environment = _as_on_a_board(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        self._environment = _device_environment(self._stack.enter_context(tempfile.TemporaryDirectory()))
         return self
 
     def __exit__(
@@ -174,14 +174,14 @@ class _Device:
         """Stop the device; the server's word that the run is over has ended it already, if it came in time for that."""
         self._process.terminate()
         try:
-            code = self._process.wait(_PATIENCE)
+            code = self._process.wait(_EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             raise ForeseedError(f"a device does not end although the run is over; see {self._log}") from None
         if code not in (0, -signal.SIGTERM):
             raise ForeseedError(f"a device ended with code {code} when the run was over; see {self._log}")
 
 
-def _as_on_a_board(folder: str) -> dict[str, str]:
+def _device_environment(folder: str) -> dict[str, str]:
     """The environment of a device: its modules are compiled, into this folder, and there is one heap.
 
     Installing compiles modules; a process that has to do it itself holds 8 MB more. glibc would set 128 MB of addresses

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from foreseed.device.answer import Answer, Order, answer, move, split
+from foreseed.device.probing import Answer, Order, answer, move, split
 from foreseed.device.worker import reply_to
 from foreseed.engine import Engine, Samples, project
 from foreseed.engine.types import Buffer

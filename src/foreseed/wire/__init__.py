@@ -2,6 +2,7 @@
 
 from foreseed.wire.messages import ANY_NUMBER as ANY_NUMBER
 from foreseed.wire.messages import CHUNK as CHUNK
+from foreseed.wire.messages import NAMES as NAMES
 from foreseed.wire.messages import NOTHING_HELD as NOTHING_HELD
 from foreseed.wire.messages import PROGRAM as PROGRAM
 from foreseed.wire.messages import STATE as STATE
@@ -21,6 +22,7 @@ from foreseed.wire.messages import Welcome as Welcome
 from foreseed.wire.messages import WireError as WireError
 from foreseed.wire.messages import decode as decode
 from foreseed.wire.messages import encode as encode
+from foreseed.wire.messages import is_name as is_name
 from foreseed.wire.messages import program_hash as program_hash
 from foreseed.wire.messages import transfer_bytes as transfer_bytes
 from foreseed.wire.messages import values_hash as values_hash

@@ -19,9 +19,11 @@ import cbor2
 from foreseed.engine.errors import ForeseedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from foreseed.engine.types import Buffer
+
+    Check = Callable[[Any], Any]
 
 VERSION = 1
 MAX_DIRECTIONS = 1 << 16
@@ -32,6 +34,8 @@ CHUNK = 1 << 14
 """Bytes of a program or a state that go into one message."""
 PROGRAM, STATE = 0, 1
 """What can be fetched."""
+NAMES = "1 to 64 letters, digits, dots, dashes and underscores, and a letter or digit first"
+"""What a device may be called."""
 ANY_NUMBER = -1
 NOTHING_HELD = -1
 
@@ -193,6 +197,12 @@ def program_hash(program: Buffer) -> bytes:
     return hashlib.blake2b(program, digest_size=16).digest()
 
 
+def is_name(name: str) -> bool:
+    """Whether a device may be called that, see NAMES."""
+    plain = name.translate(dict.fromkeys(map(ord, "._-")))
+    return name.isascii() and 0 < len(name) <= 64 and name[0] not in "._-" and plain.isalnum()
+
+
 def encode(message: Message) -> bytes:
     """The message's bytes."""
     return cbor2.dumps((VERSION, _NUMBERS[type(message)], *message))
@@ -213,10 +223,11 @@ def decode(data: bytes, *expected: type[Message], limit: int = MAX_MESSAGE) -> M
         raise WireError(f"a message is an array of its version, its type and its fields, not {shown(items)}")
     if items[0] != VERSION:
         raise WireError(f"message version {shown(items[0])}, this foreseed speaks {VERSION}")
-    if type(items[1]) is not int or items[1] not in _READERS:
-        raise WireError(f"message type {shown(items[1])}, expected one of {list(_READERS)}")
+    if type(items[1]) is not int or items[1] not in _TYPES:
+        raise WireError(f"message type {shown(items[1])}, expected one of {list(_TYPES)}")
     try:
-        message = _READERS[items[1]](items[2:])
+        kind, checks = _TYPES[items[1]]
+        message: Message = kind(*_fields(items[2:], checks))
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"malformed message: {error}") from None
     # A message has one encoding: nothing follows it, and nothing in it only looks like what it should be.
@@ -250,103 +261,33 @@ _DEPTH = 5
 """An order's updates are the deepest: message, updates, update, parts, part."""
 
 
-def _order(f: list[Any]) -> OrderMessage:
-    _length(f, 14)
-    return OrderMessage(
-        _run(f[0]), _int(f[1]), _int(f[2]), _int(f[3], (1 << 64) - 1), _int(f[4], MAX_DIRECTIONS, 1),
-        _float(f[5]), _bool(f[6]), _bool(f[7]), _int(f[8], MAX_DIRECTIONS, 1), _bool(f[9]), _int(f[10], 1 << 12, 1),
-        _float(f[11]), _bytes(f[12], 8, 8), tuple(_update(update) for update in _list(f[13])),
-    )  # fmt: skip
+# A check gives back a field as it is in the message, or raises ValueError.
 
 
-def _reply(f: list[Any]) -> Reply:
-    _length(f, 11)
-    return Reply(
-        _run(f[0]), _int(f[1]), _int(f[2]), _int(f[3], 1 << 31, 1), _floats(f[4], MAX_DIRECTIONS + 1, 2),
-        _int(f[5], 1 << 62), _floats(f[6], MAX_VALUES), *(_int(x, 1 << 62) for x in f[7:]),
-    )  # fmt: skip
+def _fields(items: Any, checks: Sequence[Check]) -> list[Any]:
+    if len(_list(items)) != len(checks):
+        raise ValueError(f"{len(items)} fields, expected {len(checks)}")
+    return [check(item) for check, item in zip(checks, items, strict=True)]
 
 
-def _update(fields: Any) -> Update:
-    f = _list(fields)
-    _length(f, 3)
-    step = _floats(f[1], 7, 3)
+def _updates(x: Any) -> tuple[Update, ...]:
+    return tuple(Update(*_fields(update, _UPDATE)) for update in _list(x))
+
+
+def _parts(x: Any) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(_fields(part, _PART)) for part in _list(x))
+
+
+def _step(x: Any) -> bytes:
+    step: bytes = _floats(7, 3)(x)
     if len(step) not in (12, 28):
         raise ValueError(f"an optimiser step of {len(step) // 4} constants")
-    return Update(_int(f[0]), step, tuple(_part(part) for part in _list(f[2])))
-
-
-def _part(fields: Any) -> tuple[int, bytes]:
-    f = _list(fields)
-    _length(f, 2)
-    return _int(f[0]), _floats(f[1], MAX_DIRECTIONS, 1)
-
-
-def _announce(f: list[Any]) -> Announce:
-    _length(f, 3)
-    return Announce(_run(f[0]), _bytes(f[1], 8, 8), _bool(f[2]))
-
-
-def _presence(f: list[Any]) -> Presence:
-    _length(f, 2)
-    return Presence(_bytes(f[0], 4, 4), _bool(f[1]))
-
-
-def _join(f: list[Any]) -> Join:
-    _length(f, 1)
-    return Join(_int(f[0], 0xFFFFFFFE, ANY_NUMBER))
-
-
-def _welcome(f: list[Any]) -> Welcome:
-    _length(f, 6)
-    return Welcome(
-        _run(f[0]), _int(f[1], 0xFFFFFFFE), _bytes(f[2], 16, 16), _int(f[3], 0xFFFFFFFF, 1), _int(f[4]), _int(f[5], 2)
-    )
-
-
-def _ready(f: list[Any]) -> Ready:
-    _length(f, 3)
-    return Ready(_run(f[0]), _int(f[1], least=NOTHING_HELD), _int(f[2], 1 << 31, 1))
-
-
-def _fetch(f: list[Any]) -> Fetch:
-    _length(f, 4)
-    return Fetch(_run(f[0]), _int(f[1], STATE), _int(f[2]), _int(f[3]))
-
-
-def _chunk(f: list[Any]) -> Chunk:
-    _length(f, 5)
-    return Chunk(_run(f[0]), _int(f[1], STATE), _int(f[2]), _int(f[3]), _bytes(f[4], CHUNK, 1))
-
-
-def _ack(f: list[Any]) -> Ack:
-    _length(f, 3)
-    return Ack(_run(f[0]), _int(f[1]), _text(f[2]))
-
-
-def _leave(f: list[Any]) -> Leave:
-    _length(f, 1)
-    return Leave(_text(f[0]))
-
-
-def _length(fields: list[Any], n: int) -> None:
-    if len(fields) != n:
-        raise ValueError(f"{len(fields)} fields, expected {n}")
+    return step
 
 
 def _list(x: Any) -> list[Any]:
     if type(x) is not list:
         raise ValueError(f"{shown(x)} is not an array")
-    return x
-
-
-def _run(x: Any) -> bytes:
-    return _bytes(x, 8, 8)
-
-
-def _int(x: Any, most: int = 0xFFFFFFFF, least: int = 0) -> int:
-    if type(x) is not int or not least <= x <= most:
-        raise ValueError(f"{shown(x)} is not an integer from {least} to {most}")
     return x
 
 
@@ -368,26 +309,57 @@ def _text(x: Any) -> str:
     return x
 
 
-def _bytes(x: Any, most: int, least: int = 0) -> bytes:
-    if type(x) is not bytes or not least <= len(x) <= most:
-        raise ValueError(f"expected {least} to {most} bytes")
-    return x
+def _int(most: int = 0xFFFFFFFF, least: int = 0) -> Check:
+    def check(x: Any) -> int:
+        if type(x) is not int or not least <= x <= most:
+            raise ValueError(f"{shown(x)} is not an integer from {least} to {most}")
+        return x
+
+    return check
 
 
-def _floats(x: Any, most: int, least: int = 0) -> bytes:
-    raw = _bytes(x, 4 * most, 4 * least)
-    if len(raw) % 4:
-        raise ValueError(f"{len(raw)} bytes are not float32 numbers")
-    if not all(map(isfinite, array("f", raw))):
-        raise ValueError("a number is not finite")
-    return raw
+def _bytes(most: int, least: int) -> Check:
+    def check(x: Any) -> bytes:
+        if type(x) is not bytes or not least <= len(x) <= most:
+            raise ValueError(f"expected {least} to {most} bytes")
+        return x
+
+    return check
 
 
-_NUMBERS: dict[type[Message], int] = {
-    OrderMessage: 1, Reply: 2, Update: 3, Announce: 4, Presence: 5, Join: 6, Welcome: 7, Ready: 8, Fetch: 9, Chunk: 10,
-    Ack: 11, Leave: 12,
-}  # fmt: skip
-_READERS: dict[int, Callable[[list[Any]], Message]] = {
-    1: _order, 2: _reply, 3: _update, 4: _announce, 5: _presence, 6: _join, 7: _welcome, 8: _ready, 9: _fetch,
-    10: _chunk, 11: _ack, 12: _leave,
-}  # fmt: skip
+def _floats(most: int, least: int = 0) -> Check:
+    read = _bytes(4 * most, 4 * least)
+
+    def check(x: Any) -> bytes:
+        raw: bytes = read(x)
+        if len(raw) % 4:
+            raise ValueError(f"{len(raw)} bytes are not float32 numbers")
+        if not all(map(isfinite, array("f", raw))):
+            raise ValueError("a number is not finite")
+        return raw
+
+    return check
+
+
+_U32, _U62, _ID, _K, _SAMPLES = _int(), _int(1 << 62), _bytes(8, 8), _int(MAX_DIRECTIONS, 1), _int(1 << 31, 1)
+_PART = (_U32, _floats(MAX_DIRECTIONS, 1))
+_UPDATE = (_U32, _step, _parts)
+_ORDER = (
+    _ID, _U32, _U32, _int((1 << 64) - 1), _K, _float, _bool, _bool, _K, _bool, _int(1 << 12, 1), _float, _ID, _updates
+)  # fmt: skip
+_REPLY = (_ID, _U32, _U32, _SAMPLES, _floats(MAX_DIRECTIONS + 1, 2), _U62, _floats(MAX_VALUES), _U62, _U62, _U62, _U62)
+_TYPES: dict[int, tuple[type[Message], tuple[Check, ...]]] = {
+    1: (OrderMessage, _ORDER),
+    2: (Reply, _REPLY),
+    3: (Update, _UPDATE),
+    4: (Announce, (_ID, _ID, _bool)),
+    5: (Presence, (_bytes(4, 4), _bool)),
+    6: (Join, (_int(0xFFFFFFFE, ANY_NUMBER),)),
+    7: (Welcome, (_ID, _int(0xFFFFFFFE), _bytes(16, 16), _int(least=1), _U32, _int(2))),
+    8: (Ready, (_ID, _int(least=NOTHING_HELD), _SAMPLES)),
+    9: (Fetch, (_ID, _int(STATE), _U32, _U32)),
+    10: (Chunk, (_ID, _int(STATE), _U32, _U32, _bytes(CHUNK, 1))),
+    11: (Ack, (_ID, _U32, _text)),
+    12: (Leave, (_text,)),
+}
+_NUMBERS = {kind: number for number, (kind, _) in _TYPES.items()}

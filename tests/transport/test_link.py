@@ -20,9 +20,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from foreseed.device import link
-from foreseed.device.link import Link, LinkError, broker
 from foreseed.serve.keys import make_keys
+from foreseed.transport import link
+from foreseed.transport.link import Link, LinkError, broker
 from tests.serve.broker import Mosquitto, free_ports
 
 PATIENCE = 30.0
@@ -48,7 +48,7 @@ class Owner:
             list(topics),
             received=lambda topic, payload: self.messages.put((topic, payload)),
             connected=self._connected,
-            gave_up=self.errors.put,
+            failed=self.errors.put,
             say=self.lines.append,
             will=will,
         )
@@ -192,11 +192,11 @@ def test_a_restart_is_told_in_a_line_each_way(mosquitto):
 
 CLIENT = """
     import sys
-    from foreseed.device.link import Link, broker
+    from foreseed.transport.link import Link, broker
 
     quiet = lambda *_: None
     link = Link(broker(sys.argv[1]), "mortal", [], received=quiet, connected=lambda: print("up", flush=True),
-                gave_up=quiet, say=quiet, will=("here", b"gone"))
+                failed=quiet, say=quiet, will=("here", b"gone"))
     link.start()
     sys.stdin.read()
     link.stop(("here", b"farewell", True))
@@ -393,7 +393,7 @@ def test_a_wrong_password_ends_the_link(keys, tmp_path):
             error = owner.errors.get(timeout=PATIENCE)
             assert isinstance(error, LinkError)
             assert str(error).startswith(f"{mosquitto.password_url}: it refused user 'board'")
-            eventually(lambda: not owner.link._thread.is_alive())
+            eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "link owner"])
             assert owner.connections == 0
 
 
@@ -404,7 +404,7 @@ def test_a_subscription_that_is_refused_ends_the_link():
 
 
 def test_a_refusal_after_a_connection_is_told_once_and_waited_out(keys, tmp_path, monkeypatch):
-    monkeypatch.setattr(link, "_LONGEST_DELAY", 0.05)
+    monkeypatch.setattr(link, "_LONGEST_RETRY", 0.05)
     folder = tmp_path / "keys"
     shutil.copytree(keys, folder)
     passwords, server = folder / "mosquitto" / "passwords", folder / "mosquitto.conf"
@@ -444,8 +444,8 @@ def test_a_refused_link_that_was_up_tries_again_at_the_longest_delay(monkeypatch
 def test_an_idle_link_stays_up_and_a_silent_broker_is_noticed(mosquitto, monkeypatch):
     monkeypatch.setattr(link, "_KEEP_ALIVE", 1)
     with Owner(mosquitto.url).up() as owner:
-        before = owner.link.counts[1]
-        eventually(lambda: owner.link.counts[1] >= before + 6)  # three answers to "are you there?"
+        before = owner.link.traffic[1]
+        eventually(lambda: owner.link.traffic[1] >= before + 6)  # three answers to "are you there?"
         assert len(owner.lines) == owner.connections == 1
         os.kill(mosquitto.pid, signal.SIGSTOP)
         eventually(lambda: len(owner.lines) > 1)
@@ -510,20 +510,20 @@ def test_counts_are_the_bytes_that_went_over_the_wire(authority, scheme):
         for size in (1, 1000, 100_000):
             owner.link.publish("x", bytes(size))
             assert owner.next() == ("x", bytes(size))
-            eventually(lambda: owner.link.counts == (meter.up, meter.down))
-        first = owner.link.counts
+            eventually(lambda: owner.link.traffic == (meter.up, meter.down))
+        first = owner.link.traffic
         assert min(first) > 101_001
         # The end of a connection takes nothing from the count and adds nothing to it.
         mosquitto.restart()
         owner.up(2).link.publish("x", b"again")
         assert owner.next() == ("x", b"again")
-        eventually(lambda: owner.link.counts == (meter.up, meter.down))
-        second = owner.link.counts
+        eventually(lambda: owner.link.traffic == (meter.up, meter.down))
+        second = owner.link.traffic
         # What a broker still says after our farewell, such as TLS's own, nobody hears.
         owner.link.stop(("y", b"the last word", False))
-        eventually(lambda: owner.link.counts[0] == meter.up)
-        assert first < second < owner.link.counts
-        assert second[1] < owner.link.counts[1] <= meter.down
+        eventually(lambda: owner.link.traffic[0] == meter.up)
+        assert first < second < owner.link.traffic
+        assert second[1] < owner.link.traffic[1] <= meter.down
 
 
 @pytest.mark.parametrize(
@@ -620,12 +620,12 @@ def test_an_encrypted_key_is_refused_rather_than_asked_about(keys, tmp_path):
 def test_a_device_loads_neither_a_web_client_nor_a_logger():
     check = """
         import sys
-        from foreseed.device import link
+        from foreseed.transport import link
 
-        heavy = {"http.client", "urllib.request", "logging", "uuid", "email", "encodings.idna", "json"}
+        heavy = {"http.client", "urllib.request", "logging", "uuid", "email", "encodings.idna", "json", "platform"}
         assert not heavy & set(sys.modules), heavy & set(sys.modules)
-        import logging, urllib.request, uuid
+        import logging, platform, urllib.request, uuid
 
-        assert logging.getLogger() and urllib.request.urlopen and uuid.uuid4()
+        assert logging.getLogger() and urllib.request.urlopen and uuid.uuid4() and platform.machine()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(check)], check=True)

@@ -1,7 +1,4 @@
-"""A device process whose memory is measured: it answers one order, then says how large it grew.
-
-Run it with as little else in the process as possible, see `foreseed.meter.process`.
-"""
+"""How much memory a device's process has held; `main` is one that is measured, see `foreseed.meter.process`."""
 
 import sys
 from array import array
@@ -28,9 +25,9 @@ def main() -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held, as the system counts it."""
-    with open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    raise SystemExit("the system does not say how much memory the process held")
+    """The most memory that this process has held so far, as the system counts it; 0 where it does not say."""
+    try:
+        with open("/proc/self/status", "rb") as status:
+            return next((1024 * int(line.split()[1]) for line in status if line.startswith(b"VmHWM:")), 0)
+    except OSError:
+        return 0

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from paho.mqtt.client import Client, MQTTMessage, MQTTMessageInfo
 
+Publication = tuple[str, bytes, bool]
+"""Topic, payload, and whether the broker retains it."""
+
 
 class LinkError(ForeseedError):
     """A broker that cannot be used as asked: a wrong address, unreadable credentials, or a refusal."""
@@ -33,10 +36,12 @@ def _paho() -> ModuleType:
     Nothing here uses those, and paho looks for proxies only if it finds `socks`. Modules that are loaded already cost
     nothing and stay; whoever imports one of the others later gets the real one.
     """
-    names = ("logging", "urllib.parse", "urllib.request", "uuid")
+    names = ("logging", "platform", "urllib.parse", "urllib.request", "uuid")
     left_out: dict[str, Any] = {name: type(sys)(name) for name in names if name not in sys.modules}
     if "logging" in left_out:
         vars(left_out["logging"]).update(DEBUG=10, INFO=20, WARNING=30, ERROR=40)  # paho makes a table of them
+    if "platform" in left_out:
+        left_out["platform"].system = lambda: "Windows" if os.name == "nt" else os.name
     left_out |= {"socks": None, "dns": None}  # as if they were not installed
     before = {name: sys.modules[name] for name in left_out if name in sys.modules}
     sys.modules.update(left_out)
@@ -54,23 +59,24 @@ _PORTS = {"mqtts": 8883, "mqtt": 1883}
 _PUNCTUATION = str.maketrans("", "", "-._")
 _KEEP_ALIVE = 30
 """Seconds without a word after which the two ends ask each other; a dead device's will comes after 1.5 times that."""
-_CONNECT = 10.0
-_LAST_WORDS = 5.0
+_CONNECT_TIMEOUT = 10.0
+_STOP_TIMEOUT = 5.0
 """Seconds that a stop waits for the acknowledgement of the last messages, and for the thread."""
-_FIRST_DELAY, _LONGEST_DELAY = 0.2, 60.0
-_STEADY = 1.0
+_FIRST_RETRY, _LONGEST_RETRY = 0.2, 60.0
+_STABLE_AFTER = 1.0
 """Seconds that a connection has to last for the next one to be tried as soon as after a first failure."""
-_STACK = 256 << 10
+_STACK_BYTES = 256 << 10
 _CLOSE_WAIT = 8
 _REFUSED = (134, 135)
 """Wrong user name or password, not authorised: the broker will say the same until somebody puts it right."""
-_CERTIFICATE = {
+_CERTIFICATE_ERRORS = {
     9: "its certificate is not valid yet; set this machine's clock",
     10: "its certificate has expired; renew it, or set this machine's clock",
     62: "its certificate is for another host; use a host name that stands in it, or make one for this name",
 }
-_CERTIFICATE[64] = _CERTIFICATE[62]
-_CERTIFICATE |= dict.fromkeys((2, 18, 19, 20, 21), "its certificate is of an authority unknown here; give its --ca")
+_CERTIFICATE_ERRORS[64] = _CERTIFICATE_ERRORS[62]
+for _code in (2, 18, 19, 20, 21):
+    _CERTIFICATE_ERRORS[_code] = "its certificate is of an authority unknown here; give its --ca"
 
 
 class Broker:
@@ -196,7 +202,7 @@ class _Context(ssl.SSLContext):
 class Link:
     """A connection to a broker that is made again, for as long as it takes, whenever it breaks.
 
-    `received`, `connected` and `gave_up` are called from the link's own thread and must be quick: put what they say
+    `received`, `connected` and `failed` are called from the link's own thread and must be quick: put what they say
     into a queue.
     """
 
@@ -208,101 +214,103 @@ class Link:
         *,
         received: Callable[[str, bytes], None],
         connected: Callable[[], None],
-        gave_up: Callable[[LinkError], None],
+        failed: Callable[[LinkError], None],
         say: Callable[[str], None],
         will: tuple[str, bytes] | None = None,
     ) -> None:
         """Nothing is done before `start`.
 
         `received(topic, payload)` gets the messages of the `subscriptions`. `connected()` follows each connection,
-        once the broker has acknowledged the subscriptions. `gave_up(error)` ends the link: the broker refused us before
+        once the broker has acknowledged the subscriptions. `failed(error)` ends the link: the broker refused us before
         it ever let us in (afterwards it may be its own mistake, and the link waits). `say(line)` tells a user about
         troubles and their end, one line for each. The `will` (topic, payload) is retained; the broker publishes it if
         this process vanishes.
         """
         self._broker, self._client_id, self._subscriptions, self._will = broker, client_id, subscriptions, will
-        self._received, self._connected, self._gave_up, self._say = received, connected, gave_up, say
+        self._received, self._connected, self._failed, self._say = received, connected, failed, say
         self._client: Client | None = None
-        self._up_since: float | None = None
-        self._was_up = self._is_refused = False
-        self._heard = self._answer = ""
+        self._connected_since: float | None = None
+        self._was_connected = self._is_refused = False
+        self._log_error = self._refusal = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"link {client_id}", daemon=True)
-        self._counting = threading.Lock()
+        self._count_lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._sent = self._arrived = 0
+        self._closed_sent = self._closed_received = 0
 
     def start(self) -> None:
         """Connect, and keep connected, in a thread; returns at once."""
         # The usual 8 MB of address space would count against a device's limit on it.
-        before = threading.stack_size(_STACK)
+        before = threading.stack_size(_STACK_BYTES)
         try:
             self._thread.start()
         finally:
             threading.stack_size(before)
 
-    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> MQTTMessageInfo | None:
         """Send a message, from any thread.
 
         It is dropped if there is no connection, and lost with a connection that breaks before the acknowledgement:
         whoever published says again after `connected` what still matters.
         """
-        self._publish(topic, payload, retain)
+        client = self._client
+        if client is None or self._connected_since is None:
+            return None
+        return client.publish(topic, payload, qos=1, retain=retain)
 
-    def stop(self, *last: tuple[str, bytes, bool]) -> None:
-        """Publish the last messages (topic, payload, retain), if there is a connection, and end it without the will."""
-        self._settle([self._publish(*message) for message in last])
+    def stop(self, *last: Publication) -> None:
+        """Publish the last messages, if there is a connection, and end it without the will."""
+        self._wait_for_acks([self.publish(*message) for message in last])
         self._stopping.set()
         client = self._client
         if client is not None:
             client.disconnect()
         if self._thread.is_alive():
-            self._thread.join(_LAST_WORDS)
+            self._thread.join(_STOP_TIMEOUT)
 
     @property
-    def counts(self) -> tuple[int, int]:
+    def is_connected(self) -> bool:
+        """Whether there is a connection, with all subscriptions, at this moment."""
+        return self._connected_since is not None
+
+    @property
+    def traffic(self) -> tuple[int, int]:
         """Bytes sent and received in TCP segments so far, TLS and MQTT framing included, over all connections.
 
         Counted by the system for connections whose TLS handshake went well; on others than Linux both are 0.
         """
-        with self._counting:
-            sent, arrived = _tcp_bytes(self._socket) if self._socket else (0, 0)
-            return self._sent + sent, self._arrived + arrived
+        with self._count_lock:
+            sent, received = _tcp_bytes(self._socket) if self._socket else (0, 0)
+            return self._closed_sent + sent, self._closed_received + received
 
-    def _publish(self, topic: str, payload: bytes, retain: bool) -> MQTTMessageInfo | None:
-        client = self._client
-        if client is None or self._up_since is None:
-            return None
-        return client.publish(topic, payload, qos=1, retain=retain)
-
-    def _settle(self, published: list[MQTTMessageInfo | None]) -> None:
-        end = time.monotonic() + _LAST_WORDS
+    def _wait_for_acks(self, published: list[MQTTMessageInfo | None]) -> None:
+        end = time.monotonic() + _STOP_TIMEOUT
         for info in published:
-            while info and not info.rc and not info.is_published() and self._up_since and time.monotonic() < end:
+            while info and not info.rc and not info.is_published() and self._connected_since and time.monotonic() < end:
                 info.wait_for_publish(0.05)
 
     def _run(self) -> None:
-        failures, said = 0, ""
+        failures, last_reason = 0, ""
         while not self._stopping.is_set():
-            trouble, lasted = self._connection()
-            if self._is_refused and not self._was_up:
-                return self._gave_up(LinkError(f"{self._broker}: {trouble}"))
+            reason, lasted = self._connect_once()
+            if self._is_refused and not self._was_connected:
+                return self._failed(LinkError(f"{self._broker}: {reason}"))
             if lasted is not None:
-                said = ""
-            failures = 1 if lasted is not None and lasted >= _STEADY else failures + 1
-            if trouble != said and not self._stopping.is_set():
-                self._say(f"{self._broker}: {trouble}; trying again")
-                said = trouble
-            soon = min(_FIRST_DELAY * 2 ** min(failures - 1, 20), _LONGEST_DELAY)
-            delay = _LONGEST_DELAY if self._is_refused else soon
+                last_reason = ""
+            failures = 1 if lasted is not None and lasted >= _STABLE_AFTER else failures + 1
+            if reason != last_reason and not self._stopping.is_set():
+                self._say(f"{self._broker}: {reason}; trying again")
+                last_reason = reason
+            soon = min(_FIRST_RETRY * 2 ** min(failures - 1, 20), _LONGEST_RETRY)
+            delay = _LONGEST_RETRY if self._is_refused else soon
             # A fleet that lost its broker at one moment does not come back at one.
             self._stopping.wait(delay * (0.5 + os.urandom(1)[0] / 510))
 
-    def _connection(self) -> tuple[str, float | None]:
+    def _connect_once(self) -> tuple[str, float | None]:
         """One connection, from its start to its end: why it ended, and how many seconds it was of use."""
         # A new client each time: paho's would send again what was left over, and owners say it again anyway.
         client = self._client = self._new_client()
-        self._heard, self._answer, self._is_refused = "", "", False
+        self._log_error, self._refusal, self._is_refused = "", "", False
         try:
             # As bytes: a str would load the tables of international names, 0.4 MB.
             client.connect(self._broker.host.encode(), self._broker.port, _KEEP_ALIVE)  # type: ignore[arg-type]
@@ -311,19 +319,19 @@ class Link:
             while client.loop(_KEEP_ALIVE / 6) == 0:
                 pass
         except OSError as error:
-            return self._answer or self._trouble(error), None
+            return self._refusal or self._reason(error), None
         finally:
-            since, self._up_since, self._client = self._up_since, None, None
+            since, self._connected_since, self._client = self._connected_since, None, None
         if since is not None:
             return "the connection was lost", time.monotonic() - since
         wish = "a client certificate that it knows (--cert)" if self._broker.tls else "TLS (mqtts://)"
-        return self._answer or f"it accepts no connection, like a broker that asks for {wish}{self._heard}", None
+        return self._refusal or f"it accepts no connection, like a broker that asks for {wish}{self._log_error}", None
 
     def _new_client(self) -> Client:
         client: Client = _mqtt.Client(
             _mqtt.CallbackAPIVersion.VERSION2, self._client_id, protocol=_mqtt.MQTTv311, reconnect_on_failure=False
         )
-        client.connect_timeout = _CONNECT
+        client.connect_timeout = _CONNECT_TIMEOUT
         client.max_inflight_messages_set(0)  # no limit: MQTT 3.1.1 has none, and a server writes to many at once
         if self._broker.tls is not None:
             client.tls_set_context(self._broker.tls)
@@ -345,24 +353,24 @@ class Link:
         client.on_log = None
         if reason.value in _REFUSED:
             who = f"user {self._broker.user!r}" if self._broker.user else "this client"
-            self._answer, self._is_refused = f"it refused {who} ({reason}); check the credentials", True
+            self._refusal, self._is_refused = f"it refused {who} ({reason}); check the credentials", True
         elif reason.is_failure:
-            self._answer = f"it refused the connection ({reason})"
+            self._refusal = f"it refused the connection ({reason})"
         elif self._subscriptions:
             client.subscribe([(topic, 1) for topic in self._subscriptions])
         else:
-            self._is_up()
+            self._set_connected()
 
     def _on_subscribe(self, client: Client, _: Any, mid: int, reasons: list[Any], properties: Any) -> None:
         for topic, reason in zip(self._subscriptions, reasons, strict=False):
             if reason.is_failure:
-                self._answer, self._is_refused = f"it does not let this client read {topic}; check its ACL", True
+                self._refusal, self._is_refused = f"it does not let this client read {topic}; check its ACL", True
                 client.disconnect()
                 return
-        self._is_up()
+        self._set_connected()
 
-    def _is_up(self) -> None:
-        self._up_since, self._was_up = time.monotonic(), True
+    def _set_connected(self) -> None:
+        self._connected_since, self._was_connected = time.monotonic(), True
         self._say(f"{self._broker}: connected")
         self._connected()
 
@@ -371,23 +379,24 @@ class Link:
 
     def _on_log(self, client: Client, _: Any, level: int, line: str) -> None:
         if level == _mqtt.LogLevel.MQTT_LOG_ERR:
-            self._heard = f" ({line})"
+            self._log_error = f" ({line})"
 
     def _on_socket_open(self, client: Client, _: Any, opened: Any) -> None:
         # A reply would wait up to 40 ms for the other end to acknowledge what was sent before it.
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with self._counting:
+        with self._count_lock:
             self._socket = opened
 
     def _on_socket_close(self, client: Client, _: Any, closing: Any) -> None:
-        with self._counting:
-            sent, arrived = _tcp_bytes(closing)
-            self._sent, self._arrived, self._socket = self._sent + sent, self._arrived + arrived, None
+        with self._count_lock:
+            sent, received = _tcp_bytes(closing)
+            self._closed_sent, self._closed_received = self._closed_sent + sent, self._closed_received + received
+            self._socket = None
 
-    def _trouble(self, error: OSError) -> str:
+    def _reason(self, error: OSError) -> str:
         """What is wrong, and what to do, in words that stay the same while it lasts."""
         if isinstance(error, ssl.SSLCertVerificationError):
-            return _CERTIFICATE.get(error.verify_code, f"its certificate is refused: {error.verify_message}")
+            return _CERTIFICATE_ERRORS.get(error.verify_code, f"its certificate is refused: {error.verify_message}")
         if isinstance(error, ssl.SSLError):
             return f"TLS failed ({error.reason or 'it hung up'}); is it a TLS port, and does it know our certificate?"
         if isinstance(error, socket.gaierror):
@@ -401,6 +410,6 @@ def _tcp_bytes(connection: socket.socket) -> tuple[int, int]:
         return 0, 0
     # linux/tcp.h, struct tcp_info: tcpi_state at 0, tcpi_bytes_received at 128, tcpi_bytes_sent (Linux 4.19) at 200.
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 208)
-    sent, arrived = (int.from_bytes(info[start : start + 8], sys.byteorder) for start in (200, 128))
+    sent, received = (int.from_bytes(info[start : start + 8], sys.byteorder) for start in (200, 128))
     # The other side's end of the connection counts as a byte there.
-    return sent, arrived - (info[0] == _CLOSE_WAIT)
+    return sent, received - (info[0] == _CLOSE_WAIT)

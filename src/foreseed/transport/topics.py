@@ -7,7 +7,6 @@ ALL = f"{ROOT}/all"
 """The server's announcement, retained."""
 EVERY_UP, EVERY_HERE = f"{ROOT}/d/+/up/+", f"{ROOT}/d/+/here"
 """What a server reads."""
-_MARKS = "._-"
 
 
 def here(name: str) -> str:
@@ -29,9 +28,3 @@ def sender(topic: str) -> tuple[str, str]:
     """The name (empty: the server's own topic) and the instance (empty: its presence) behind what a server reads."""
     levels = topic.split("/")
     return levels[3] if len(levels) > 3 else "", levels[5] if len(levels) > 5 else ""
-
-
-def is_name(name: str) -> bool:
-    """Whether a device may be called that: 1 to 64 letters, digits, dots, dashes and underscores, no mark first."""
-    plain = name.translate(dict.fromkeys(map(ord, _MARKS)))
-    return name.isascii() and 0 < len(name) <= 64 and name[0] not in _MARKS and plain.isalnum()

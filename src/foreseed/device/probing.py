@@ -57,11 +57,11 @@ class Order:
         `local_steps`: how often the device probes k new directions, moving its own copy of the values by `local_lr`
         times its estimate in between; the server can replay that from the differences.
         """
-        self.seed = _whole("seed", seed, 0, 2**64 - 1)
-        self.round = _whole("round", round, 0, 2**32 - 1)
-        self.device = _whole("device", device, 0, SHARED_DEVICE - 1)
-        self.k = _whole("k", k, 1, 2**32 - 1)
-        self.spread = _whole("spread", spread, 1, 2**32 - 1)
+        self.seed = _checked_int("seed", seed, 0, 2**64 - 1)
+        self.round = _checked_int("round", round, 0, 2**32 - 1)
+        self.device = _checked_int("device", device, 0, SHARED_DEVICE - 1)
+        self.k = _checked_int("k", k, 1, 2**32 - 1)
+        self.spread = _checked_int("spread", spread, 1, 2**32 - 1)
         if spread > k:
             raise OrderError(f"order: spread {spread} with k {k}: each part needs a direction; lower spread or raise k")
         # Directions are float32: a sigma that rounds to 0 there would answer 0 whatever the loss does.
@@ -72,7 +72,7 @@ class Order:
             raise OrderError(f"order: kind {kind!r} given, expected {' or '.join(_KINDS)}")
         self.kind: DirectionKind = kind
         self.shared, self.central = bool(shared), bool(central)
-        self.local_steps = _whole("local_steps", local_steps, 1, 2**12)
+        self.local_steps = _checked_int("local_steps", local_steps, 1, 2**12)
         if not isinstance(local_lr, int | float) or not 0 < local_lr <= _LARGEST_FLOAT32:
             raise OrderError(f"order: local_lr {local_lr!r} given, expected a positive number such as 0.01")
         self.local_lr = float(local_lr)
@@ -179,11 +179,11 @@ def _one_step(
         for at in range(first, first + count, BLOCK):
             size = min(BLOCK, first + count - at)
             here = samples.part(at, size)
-            losses = _added(losses, engine.probe(values, here, forward, stats))
+            losses = _add(losses, engine.probe(values, here, forward, stats))
             if backward is None:
                 base += engine.loss(values, here, stats)[0]
             else:
-                opposite = _added(opposite, engine.probe(values, here, backward, stats))
+                opposite = _add(opposite, engine.probe(values, here, backward, stats))
             if release is not None:
                 release(at, size)
         if order.central:
@@ -196,7 +196,7 @@ def _one_step(
     return differences, base_loss / samples.count
 
 
-def _added(sums: list[float], more: array[float]) -> list[float]:
+def _add(sums: list[float], more: array[float]) -> list[float]:
     return [total + loss for total, loss in zip(sums, more, strict=True)]
 
 
@@ -208,7 +208,7 @@ def _mean(losses: list[float], opposite: list[float]) -> float:
     return total / (2 * len(losses))
 
 
-def _whole(name: str, given: int, low: int, high: int) -> int:
+def _checked_int(name: str, given: int, low: int, high: int) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or not low <= given <= high:
         raise OrderError(f"order: {name} {given!r} given, expected a whole number from {low} to {high}")
     return given
