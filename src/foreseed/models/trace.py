@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from foreseed.engine.ops import Shape
 from foreseed.models.errors import UnsupportedLayerError
 from foreseed.models.layers import (
     FUNCTIONS,
@@ -22,7 +23,6 @@ from foreseed.models.layers import (
     MODULES,
     Net,
     Refusal,
-    Shape,
     Step,
     View,
     arithmetic,

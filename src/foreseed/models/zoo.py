@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from foreseed.engine.ops import Shape
 from foreseed.models.errors import ModelError, UnknownModelError
-from foreseed.models.layers import Shape
 
 _T = TypeVar("_T")
 
