@@ -12,7 +12,7 @@ except ImportError:
 
     try:
         from foreseed.engine.reference import ReferenceEngine as Engine  # type: ignore[assignment]
-        from foreseed.engine.reference import (  # type: ignore[assignment]
+        from foreseed.engine.reference_rng import (  # type: ignore[assignment]
             accumulate,
             adam,
             direction,

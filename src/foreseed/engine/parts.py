@@ -190,12 +190,12 @@ _ADD = Part(
 # --- activations and pools ---
 
 
-def _activation(name: str, onnx: str, saved: Saved) -> Part:
-    """A function of each number, with its name in NumPy and torch."""
+def _activation(name: str, onnx: str, saved: Saved, **attributes: Any) -> Part:
+    """A function of each number: its name in NumPy and torch, its node in ONNX."""
     return Part(
         reference=name,
         torch=lambda f, op, x, own: getattr(f, name)(x[0]),
-        onnx=lambda graph, op, x, own: graph.add(onnx, x),
+        onnx=lambda graph, op, x, own: graph.add(onnx, x, **attributes),
         saved=lambda op, shape, made: saved,
     )
 
@@ -213,10 +213,10 @@ _MAX_POOL = Part(
 )
 
 
-def _average_pool(reference: str, count_padding: bool) -> Part:
+def _average_pool(count_padding: bool) -> Part:
     count: dict[str, Any] = {"count_include_pad": count_padding}
     return Part(
-        reference=reference,
+        reference="average_pool",
         torch=lambda f, op, x, own: f.avg_pool2d(x[0], op.pool_window[:2], **_for_torch(op.pool_window), **count),
         onnx=lambda graph, op, x, own: graph.add("AveragePool", x, **_for_onnx(op.pool_window), **count),
         shape=_pool_shape,
@@ -256,7 +256,7 @@ POOLS: Table[Pool] = Table(
     {
         Pool.NONE: Part(),
         Pool.MAX: _MAX_POOL,
-        Pool.AVERAGE: _average_pool("average_pool", count_padding=True),
-        Pool.AVERAGE_INSIDE: _average_pool("average_inside_pool", count_padding=False),
+        Pool.AVERAGE: _average_pool(count_padding=True),
+        Pool.AVERAGE_INSIDE: _average_pool(count_padding=False),
     }
 )

@@ -1,7 +1,7 @@
 """The engine in NumPy: what a program means, short enough to read beside `docs/format.md`.
 
 It is the yardstick of the C engine and the fallback where that could not be built: far slower, and hungrier, since
-it keeps every tensor of a batch and expands the weights of a layer to a dense block while it uses them.
+it holds whole tensors of a batch and expands the weights of a layer to a dense block while it uses them.
 """
 
 from __future__ import annotations
@@ -22,33 +22,9 @@ from foreseed.engine.parts import padded
 from foreseed.engine.program import Program
 from foreseed.engine.reference_check import check_program
 from foreseed.engine.reference_layers import Doubles, Own
-from foreseed.engine.reference_rng import (
-    Floats,
-    accumulate,
-    adam,
-    direction,
-    floats,
-    normals,
-    perturb,
-    philox,
-    project,
-    sgd,
-)
+from foreseed.engine.reference_rng import Floats, floats, perturb
 from foreseed.engine.types import Buffer, Directions, Samples
 from foreseed.engine.walker import Layer, Stage, run
-
-__all__ = [
-    "ReferenceEngine",
-    "accumulate",
-    "adam",
-    "check_program",
-    "direction",
-    "normals",
-    "perturb",
-    "philox",
-    "project",
-    "sgd",
-]
 
 Bytes = NDArray[np.uint8]
 # What the temporaries of philox() and normals() take for each coordinate.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from foreseed.engine.ops import Op, Window
+from foreseed.engine.ops import Op, Pool, Window
 from foreseed.engine.reference_rng import Floats
 
 Doubles = NDArray[np.float64]
@@ -91,17 +91,9 @@ def max_pool(op: Op, own: Own, x: Floats) -> Floats:
 
 
 def average_pool(op: Op, own: Own, x: Floats) -> Floats:
-    return _average(x, op.pool_window, padding_counts=1)
-
-
-def average_inside_pool(op: Op, own: Own, x: Floats) -> Floats:
-    return _average(x, op.pool_window, padding_counts=0)
-
-
-def _average(x: Floats, window: Window, padding_counts: float) -> Floats:
     ones = np.ones((1, 1, *x.shape[2:]), np.float32)
-    count = _sums(_windows(ones, window, outside=padding_counts))
-    return _sums(_windows(x, window, outside=0)) * (np.float32(1) / count)
+    count = _sums(_windows(ones, op.pool_window, outside=op.pool is Pool.AVERAGE))
+    return _sums(_windows(x, op.pool_window, outside=0)) * (np.float32(1) / count)
 
 
 def _windows(x: Floats, window: Window, outside: float) -> Floats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from math import prod
 from typing import Any, NamedTuple
 
@@ -160,21 +161,15 @@ def _norm(net: Net, module: nn.BatchNorm2d | nn.GroupNorm, x: View, channels: in
 # --- functions: what a module without parameters does, and what `forward` may call itself ---
 
 
-def _act(net: Net, x: View, act: Act, inplace: bool) -> View:
-    y = net.emit(Op(Kind.ACT, x.tensor, act=act), x)
-    return net.overwrite(x, y) if inplace else y
+def _activation(act: Act, always_inplace: bool = False) -> Callable[..., View]:
+    def activate(net: Net, input: View, inplace: bool = always_inplace) -> View:
+        y = net.emit(Op(Kind.ACT, input.tensor, act=act), input)
+        return net.overwrite(input, y) if inplace else y
+
+    return activate
 
 
-def _relu(net: Net, input: View, inplace: bool = False) -> View:
-    return _act(net, input, Act.RELU, inplace)
-
-
-def _relu_(net: Net, input: View) -> View:
-    return _act(net, input, Act.RELU, True)
-
-
-def _hardswish(net: Net, input: View, inplace: bool = False) -> View:
-    return _act(net, input, Act.HARDSWISH, inplace)
+_relu, _relu_, _hardswish = _activation(Act.RELU), _activation(Act.RELU, True), _activation(Act.HARDSWISH)
 
 
 def _max_pool2d(
@@ -268,6 +263,12 @@ def _identity(net: Net, input: View, *args: Any, **kwargs: Any) -> View:
     return input
 
 
+def _module(handler: Callable[..., View]) -> Callable[..., View]:
+    """A module without parameters, whose attributes are the arguments of its function."""
+    names = list(signature(handler).parameters)[2:]
+    return lambda net, module, x: handler(net, x, **{name: getattr(module, name) for name in names})
+
+
 def is_arithmetic(target: Any, args: Sequence[Any]) -> bool:
     """Whether a call reckons with sizes only, as in `x.view(x.size(0), x.size(1) * 4)`."""
     return getattr(target, "__module__", "") == "_operator" and not any(isinstance(a, View) for a in args)
@@ -313,18 +314,14 @@ METHODS: dict[Any, Callable[..., Any]] = {
 MODULES: dict[type[nn.Module], Callable[..., View]] = {
     nn.Conv2d: _conv2d,
     nn.Linear: _linear,
-    nn.ReLU: lambda net, m, x: _relu(net, x, m.inplace),
-    nn.Hardswish: lambda net, m, x: _hardswish(net, x, m.inplace),
-    nn.MaxPool2d: lambda net, m, x: _max_pool2d(
-        net, x, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
-    ),
-    nn.AvgPool2d: lambda net, m, x: _avg_pool2d(
-        net, x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, m.divisor_override
-    ),
-    nn.AdaptiveAvgPool2d: lambda net, m, x: _adaptive_avg_pool2d(net, x, m.output_size),
+    nn.ReLU: _module(_relu),
+    nn.Hardswish: _module(_hardswish),
+    nn.MaxPool2d: _module(_max_pool2d),
+    nn.AvgPool2d: _module(_avg_pool2d),
+    nn.AdaptiveAvgPool2d: _module(_adaptive_avg_pool2d),
     nn.BatchNorm2d: _batch_norm,
     nn.GroupNorm: _group_norm,
-    nn.Flatten: lambda net, m, x: _flatten(net, x, m.start_dim, m.end_dim),
+    nn.Flatten: _module(_flatten),
     nn.Identity: lambda net, m, x: x,
     nn.Dropout: lambda net, m, x: x,
     nn.Dropout2d: lambda net, m, x: x,
