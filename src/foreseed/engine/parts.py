@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from math import inf, prod
 from typing import Any, NamedTuple, TypeVar
 
@@ -200,29 +201,23 @@ def _activation(name: str, onnx: str, saved: Saved, **attributes: Any) -> Part:
     )
 
 
-def _pool_shape(op: Op, shape: Shape) -> Shape:
-    return shape[0], *_slide(shape, op.pool_window)
-
-
-_MAX_POOL = Part(
-    reference="max_pool",
-    torch=lambda f, op, x, own: f.max_pool2d(x[0], op.pool_window[:2], **_for_torch(op.pool_window)),
-    onnx=lambda graph, op, x, own: graph.add("MaxPool", x, **_for_onnx(op.pool_window)),
-    shape=_pool_shape,
-    saved=lambda op, shape, made: Saved(input=True, image_bytes=_INT64 * prod(made)),  # where each maximum was
-)
-
-
-def _average_pool(count_padding: bool) -> Part:
-    count: dict[str, Any] = {"count_include_pad": count_padding}
+def _pool(name: str, torch: str, onnx: str, saved: Callable[[Op, Shape, Shape], Saved], **count: bool) -> Part:
+    """A window reduced to a number: its function in NumPy and in torch, its node in ONNX."""
     return Part(
-        reference="average_pool",
-        torch=lambda f, op, x, own: f.avg_pool2d(x[0], op.pool_window[:2], **_for_torch(op.pool_window), **count),
-        onnx=lambda graph, op, x, own: graph.add("AveragePool", x, **_for_onnx(op.pool_window), **count),
-        shape=_pool_shape,
-        # Over the whole map it is a mean, which saves nothing.
-        saved=lambda op, shape, made: Saved(input=prod(op.pool_window[:2]) != prod(shape[1:])),
+        reference=name,
+        torch=lambda f, op, x, own: getattr(f, torch)(x[0], op.pool_window[:2], **_for_torch(op.pool_window), **count),
+        onnx=lambda graph, op, x, own: graph.add(onnx, x, **_for_onnx(op.pool_window), **count),
+        shape=lambda op, shape: (shape[0], *_slide(shape, op.pool_window)),
+        saved=saved,
     )
+
+
+def _max_saved(op: Op, shape: Shape, made: Shape) -> Saved:
+    return Saved(input=True, image_bytes=_INT64 * prod(made))  # where each maximum was
+
+
+def _average_saved(op: Op, shape: Shape, made: Shape) -> Saved:
+    return Saved(input=prod(op.pool_window[:2]) != prod(shape[1:]))  # a mean of the whole map saves nothing
 
 
 class Table(dict[_Key, Part]):
@@ -252,11 +247,12 @@ ACTS: Table[Act] = Table(
         Act.HARDSWISH: _activation("hardswish", "HardSwish", Saved(input=True)),
     }
 )
+_average = partial(_pool, "average_pool", "avg_pool2d", "AveragePool", _average_saved)
 POOLS: Table[Pool] = Table(
     {
         Pool.NONE: Part(),
-        Pool.MAX: _MAX_POOL,
-        Pool.AVERAGE: _average_pool(count_padding=True),
-        Pool.AVERAGE_INSIDE: _average_pool(count_padding=False),
+        Pool.MAX: _pool("max_pool", "max_pool2d", "MaxPool", _max_saved),
+        Pool.AVERAGE: _average(count_include_pad=True),
+        Pool.AVERAGE_INSIDE: _average(count_include_pad=False),
     }
 )

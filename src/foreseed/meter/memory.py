@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from foreseed.engine.parts import Saved
 from foreseed.engine.program import Program
 from foreseed.engine.walker import Stage, run
 
@@ -50,23 +51,21 @@ def saved_bytes(program: Program, batch: int) -> int:
     What each layer saves stands in `foreseed.engine.parts`; nothing is saved before the first layer with parameters.
     The loss saves the log-probabilities, the labels (64 bits each) and its total weight (one number).
     """
-    saved: set[_Tensor] = set()
-    image_bytes = batch_bytes = 0
+    tensors: set[_Tensor] = set()
+    saved: list[Saved] = []
 
     def make(stage: Stage, x: list[_Tensor]) -> _Tensor:
-        nonlocal image_bytes, batch_bytes
         trained = bool(stage.part.parameters(stage.op, stage.shape)) or any(tensor.trained for tensor in x)
         made = _Tensor(prod(stage.made), trained)
         if trained:
-            kept = stage.part.saved(stage.op, stage.shape, stage.made)
-            saved.update(x if kept.input else [], [made] if kept.output else [])
-            image_bytes += kept.image_bytes
-            batch_bytes += kept.batch_bytes
+            saved.append(stage.part.saved(stage.op, stage.shape, stage.made))
+            tensors.update(x if saved[-1].input else [], [made] if saved[-1].output else [])
         return made
 
-    run(program.layers(), _Tensor(prod(program.input_shape), trained=False), make)
+    run(program.layers(), _Tensor(program.image_bytes, trained=False), make)
+    of_image = _FLOAT * sum(tensor.size for tensor in tensors) + sum(part.image_bytes for part in saved)
     loss: int = _FLOAT * (batch * program.classes + 1) + _INT64 * batch
-    return batch * (_FLOAT * sum(tensor.size for tensor in saved) + image_bytes) + batch_bytes + loss
+    return batch * of_image + sum(part.batch_bytes for part in saved) + loss
 
 
 @dataclass(frozen=True, eq=False)

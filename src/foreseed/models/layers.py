@@ -269,15 +269,6 @@ def _module(handler: Callable[..., View]) -> Callable[..., View]:
     return lambda net, module, x: handler(net, x, **{name: getattr(module, name) for name in names})
 
 
-def is_arithmetic(target: Any, args: Sequence[Any]) -> bool:
-    """Whether a call reckons with sizes only, as in `x.view(x.size(0), x.size(1) * 4)`."""
-    return getattr(target, "__module__", "") == "_operator" and not any(isinstance(a, View) for a in args)
-
-
-def arithmetic(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda net, *args: function(*args)
-
-
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.relu: _relu,
     torch.relu: _relu,
