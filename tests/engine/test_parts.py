@@ -143,7 +143,7 @@ def test_a_new_layer_computes_alike_in_numpy_torch_and_onnx(model: nn.Module) ->
 
     pixels = torch.from_numpy(records[:, 1:].reshape(-1, *SMALL)).float()
     images = pixels * torch.tensor(program.scale).view(-1, 1, 1) + torch.tensor(program.shift).view(-1, 1, 1)
-    own = [[model.get_parameter(f"{layer.name}.{name}") for name in layer.parameters] for layer in program.layers()]
+    own = [[model.get_parameter(f"{p.layer.name}.{name}") for name in p.parameters] for p in program.places]
     np.testing.assert_allclose(logits(program, own, images).detach(), expected, rtol=1e-4, atol=1e-5)
 
     graph = onnx_model(program, {name: p.detach().numpy() for name, p in model.named_parameters()}, as_inputs=False)

@@ -26,7 +26,7 @@ def onnx_model(program: Program, parameters: Mapping[str, Any], as_inputs: bool)
         own = [f"{layer.name}.{name}" for name in stage.part.parameters(stage.op, stage.shape)]
         return str(stage.part.onnx(graph, stage.op, x, own))
 
-    graph.add("LogSoftmax", [run(layers, IMAGES, add)], RESULT, axis=1)
+    graph.add("LogSoftmax", [run(program.places, IMAGES, add)], RESULT, axis=1)
     inputs = [helper.make_tensor_value_info(IMAGES, TensorProto.FLOAT, ["n", *program.input_shape])]
     constants = []
     for name, parameter in parameters.items():

@@ -19,7 +19,7 @@ from foreseed.engine.files import write_whole
 from foreseed.engine.head import HEADER, PROGRAM_MAGIC, VERSION, ProgramHead
 from foreseed.engine.ops import DENSE, OP, Act, Kind, Op, Pool, Shape
 from foreseed.engine.parts import KINDS
-from foreseed.engine.walker import Layer, walk
+from foreseed.engine.walker import Layer, Place, walk
 
 __all__ = [
     "DENSE", "FILE_MAGIC", "Act", "Kind", "Layer", "Model", "Op", "Pool", "Program", "assemble", "check_finite", "load",
@@ -61,42 +61,43 @@ class Program(ProgramHead):
         return hashlib.sha256(self.bytes).digest()
 
     @cached_property
-    def _layers(self) -> tuple[Layer, ...]:
+    def places(self) -> tuple[Place, ...]:
+        """Every op with what it reads, makes and holds."""
         return tuple(walk(self.ops, self.input_shape, self._names))
 
-    def layers(self) -> tuple[Layer, ...]:
-        """Every op with its name, shapes, weights and costs."""
-        return self._layers
+    def layers(self) -> list[Layer]:
+        """Name, shape, live weights and MACs of every op."""
+        return [place.layer for place in self.places]
 
     def shapes(self) -> list[Shape]:
         """The shape of every tensor: the image first, then the result of each op."""
-        return [self.input_shape, *(layer.shape for layer in self._layers)]
+        return [self.input_shape, *(layer.shape for layer in self.layers())]
 
     @cached_property
     def macs(self) -> int:
         """Multiply-accumulates of live weights for one image's forward pass."""
-        return sum(layer.macs for layer in self._layers)
+        return sum(layer.macs for layer in self.layers())
 
     @cached_property
     def dense_macs(self) -> int:
         """The same, had nothing been pruned."""
-        return sum(layer.dense_macs for layer in self._layers)
+        return sum(layer.dense_macs for layer in self.layers())
 
     def check_stats(self, stats: Sequence[float]) -> None:
         """Refuse statistics with a negative variance."""
         at = 0
-        for layer in self._layers:
-            for name, shape in layer.statistics.items():
+        for place in self.places:
+            for name, shape in place.statistics.items():
                 lowest = min(stats[at : at + prod(shape)])
                 if name == "running_var" and lowest < 0:
-                    what = f"statistics of op {layer.number}: a variance is negative, {lowest}"
+                    what = f"statistics of op {place.number}: a variance is negative, {lowest}"
                     raise ValuesError(f"{what}; expected 0 or more, get a good copy")
                 at += prod(shape)
 
     def live(self) -> Iterator[tuple[int, range | array[int]]]:
         """The live weights of every op that may be pruned: (op number, their indices in the layer's own numbering)."""
         at = self._structure_at
-        for i, (op, layer) in enumerate(zip(self.ops, self._layers, strict=True)):
+        for i, (op, layer) in enumerate(zip(self.ops, self.layers(), strict=True)):
             if not KINDS[op.kind].prunable:
                 continue
             total = layer.n_dense
@@ -185,8 +186,8 @@ def assemble(
     """
     coded: list[Op] = []
     structure: list[bytes] = []
-    for layer, indices in zip(walk(ops, input_shape), live, strict=True):
-        op, total = layer.op, layer.n_dense
+    for place, indices in zip(walk(ops, input_shape), live, strict=True):
+        op, total = place.op, place.layer.n_dense
         if KINDS[op.kind].prunable:
             if indices is None or len(indices) == total:
                 rice, n, code = DENSE, total, b""
@@ -196,8 +197,8 @@ def assemble(
             op = replace(op, rice=rice, n_weights=n)
             structure.append(code)
         coded.append(op)
-    layers = list(walk(coded, input_shape))
-    n_live, n_stats = sum(layer.n_values for layer in layers), sum(layer.n_stats for layer in layers)
+    places = list(walk(coded, input_shape))
+    n_live, n_stats = sum(place.layer.n_values for place in places), sum(place.n_stats for place in places)
     code = b"".join(structure)
     c, h, w = input_shape
     header = HEADER.pack(PROGRAM_MAGIC, VERSION, len(coded), c, h, w, classes, n_live, n_stats, len(code), 0)

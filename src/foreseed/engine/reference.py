@@ -24,7 +24,7 @@ from foreseed.engine.reference_check import check_program
 from foreseed.engine.reference_layers import Doubles, Own
 from foreseed.engine.reference_rng import Floats, floats, perturb
 from foreseed.engine.types import Buffer, Directions, Samples
-from foreseed.engine.walker import Layer, Stage, run
+from foreseed.engine.walker import Place, Stage, run
 
 Bytes = NDArray[np.uint8]
 # What the temporaries of philox() and normals() take for each coordinate.
@@ -43,7 +43,7 @@ class ReferenceEngine:
         self.program = program
         self._live = {i: _indices(live) for i, live in program.live()}
         self._values_at = _spans(layer.n_values for layer in program.layers())
-        self._stats_at = _spans(layer.n_stats for layer in program.layers())
+        self._stats_at = _spans(place.n_stats for place in program.places)
         fixed, an_image = _bytes_needed(program)
         if memory_budget is not None:
             if memory_budget < fixed + an_image:
@@ -121,7 +121,7 @@ class ReferenceEngine:
             made: Floats = getattr(reference_layers, stage.part.reference)(stage.op, own, *tensors)
             return made
 
-        logits = run(self.program.layers(), images.astype(np.float32) * scale + shift, compute)
+        logits = run(self.program.places, images.astype(np.float32) * scale + shift, compute)
         return logits.reshape(len(images), -1), seen
 
     def _parts(self, images: Bytes) -> Iterator[slice]:
@@ -197,11 +197,11 @@ def _bytes_needed(program: Program) -> tuple[int, int]:
     # A direction is drawn before the forward pass begins, so its temporaries and the dense weights never meet.
     aside = max(_BYTES_TO_DRAW * program.n_live, *(8 * layer.n_dense for layer in layers))
     tensors = 4 * sum(prod(shape) for shape in program.shapes())
-    return structure + vectors + aside, tensors + max(map(_work_bytes, layers))
+    return structure + vectors + aside, tensors + max(map(_work_bytes, program.places))
 
 
-def _work_bytes(layer: Layer) -> int:
+def _work_bytes(place: Place) -> int:
     """The temporaries of one op, for one image: those of its kind, or of activation and pool after it in float32."""
-    shape, made = layer.reads[0], layer.stages[0].made if layer.stages else layer.shape
-    after = 16 * max(prod(shape), prod(made)) + 4 * prod(padded(made, layer.op.pool_window))
-    return max([after, *(stage.part.reference_bytes(stage.op, stage.shape, stage.made) for stage in layer.stages)])
+    shape, made = place.reads[0], place.stages[0].made if place.stages else place.layer.shape
+    after = 16 * max(prod(shape), prod(made)) + 4 * prod(padded(made, place.op.pool_window))
+    return max([after, *(stage.part.reference_bytes(stage.op, stage.shape, stage.made) for stage in place.stages)])

@@ -10,7 +10,7 @@ from foreseed.engine.head import HEADER
 from foreseed.engine.ops import DENSE, LARGEST, OP, Op, Pool, Shape
 from foreseed.engine.parts import KINDS
 from foreseed.engine.program import Program
-from foreseed.engine.walker import Layer
+from foreseed.engine.walker import Place
 
 _LONGEST = 2**16 - 1
 _ALWAYS = {"kind", "a"}
@@ -23,26 +23,26 @@ def check_program(program: Program) -> None:
     _check_map(program.input_shape, "input")
     _demand(1 <= program.classes <= 256, f"{program.classes} classes: expected 1 to 256")
     _demand(all(map(isfinite, program.scale + program.shift)), "its input scale or shift is not finite")
-    for layer in program.layers():
-        _check_op(program, layer)
-    made = program.layers()[-1].shape
+    for place in program.places:
+        _check_op(program, place)
+    made = program.shapes()[-1]
     _demand(made == (program.classes, 1, 1), f"it ends with {made}: expected {(program.classes, 1, 1)}")
-    values, stats = sum(p.n_values for p in program.layers()), sum(p.n_stats for p in program.layers())
+    values, stats = sum(layer.n_values for layer in program.layers()), sum(p.n_stats for p in program.places)
     _demand(program.n_live == values, f"it announces {program.n_live} values: its ops have {values}")
     _demand(program.n_stats == stats, f"it announces {program.n_stats} statistics: its ops have {stats}")
     _check_structure(program)
 
 
-def _check_op(program: Program, layer: Layer) -> None:
-    op, i, what = layer.op, layer.number, f"op {layer.number} ({layer.op.kind.name.lower()})"
+def _check_op(program: Program, place: Place) -> None:
+    op, i, what = place.op, place.number, f"op {place.number} ({place.op.kind.name.lower()})"
     at = HEADER.size + 8 * program.input_shape[0] + OP.size * i
     used = _ALWAYS | KINDS[op.kind].fields
     meant = Op(**{field: value for field, value in op.__dict__.items() if field in used})
     _demand(meant.encode() == program.bytes[at : at + OP.size], f"{what}: a field that it does not use is not 0")
     _demand(op.flags <= 1, f"{what}: flags {op.flags}: expected 0 or 1")
-    for stage in layer.stages:
+    for stage in place.stages:
         _check_map(stage.made, what)
-    for holds, otherwise in KINDS[op.kind].rules(op, layer.reads):
+    for holds, otherwise in KINDS[op.kind].rules(op, place.reads):
         _demand(holds, f"{what}: {otherwise}")
     kh, kw, _, _, ph, pw = op.pool_window
     _demand(op.pool is not Pool.NONE or not any(op.pool_window), f"{what}: a window {op.pool_window} and no pool")

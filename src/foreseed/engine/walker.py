@@ -26,7 +26,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer:
-    """An op where it stands in a program, for people and for all that read programs."""
+    """What one op makes and costs: a row for people, and of a run's summary."""
 
     name: str
     kind: Kind
@@ -38,10 +38,19 @@ class Layer:
     """Weights that the layer would have unpruned."""
     n_values: int
     """Live weights, biases and norm parameters together."""
-    n_stats: int
     macs: int
     """Multiply-accumulates of its live weights for one image."""
     dense_macs: int
+
+    @property
+    def density(self) -> float:
+        return self.n_weights / self.n_dense if self.n_dense else 1.0
+
+
+class Place(NamedTuple):
+    """An op where it stands in a program."""
+
+    layer: Layer
     op: Op
     number: int
     reads: tuple[Shape, ...]
@@ -53,8 +62,8 @@ class Layer:
     statistics: dict[str, tuple[int, ...]]
 
     @property
-    def density(self) -> float:
-        return self.n_weights / self.n_dense if self.n_dense else 1.0
+    def n_stats(self) -> int:
+        return sum(map(prod, self.statistics.values()))
 
 
 def reads(op: Op) -> tuple[int, ...]:
@@ -62,24 +71,22 @@ def reads(op: Op) -> tuple[int, ...]:
     return (op.a, op.b)[: KINDS[op.kind].n_inputs]
 
 
-def layer(op: Op, shapes: Sequence[Shape], number: int = 0, name: str = "") -> Layer:
+def place(op: Op, shapes: Sequence[Shape], number: int = 0, name: str = "") -> Place:
     """An op that reads tensors of these shapes; ValueError if it cannot."""
     kind, shape, stages = KINDS[op.kind], shapes[0], []
     for part in (kind, ACTS[op.act], POOLS[op.pool]):
         if part.reference:
             stages.append(Stage(part, op, number, shape, part.shape(op, shape)))
             shape = stages[-1].made
-    parameters, statistics = kind.parameters(op, shapes[0]), kind.statistics(op, shapes[0])
+    parameters = kind.parameters(op, shapes[0])
     n_dense = prod(parameters["weight"]) if kind.prunable else 0
     n_values = op.n_weights - n_dense + sum(map(prod, parameters.values()))
     macs, dense_macs = (kind.macs(op, n, stages[0].made) if stages else 0 for n in (op.n_weights, n_dense))
-    return Layer(
-        name, op.kind, shape, op.n_weights, n_dense, n_values, sum(map(prod, statistics.values())), macs, dense_macs,
-        op, number, tuple(shapes), tuple(stages), parameters, statistics,
-    )  # fmt: skip
+    layer = Layer(name, op.kind, shape, op.n_weights, n_dense, n_values, macs, dense_macs)
+    return Place(layer, op, number, tuple(shapes), tuple(stages), parameters, kind.statistics(op, shapes[0]))
 
 
-def walk(ops: Iterable[Op], input_shape: Shape, names: Sequence[str] = ()) -> Iterator[Layer]:
+def walk(ops: Iterable[Op], input_shape: Shape, names: Sequence[str] = ()) -> Iterator[Place]:
     """The ops of a program one by one."""
     shapes = [input_shape]
     for i, op in enumerate(ops):
@@ -87,21 +94,21 @@ def walk(ops: Iterable[Op], input_shape: Shape, names: Sequence[str] = ()) -> It
             raise ProgramError(f"op {i} reads tensor {max(op.a, op.b)}, which is made later; the program is damaged")
         name = names[i] if names else f"{op.kind.name.lower()}{i}"
         try:
-            made = layer(op, [shapes[tensor] for tensor in reads(op)], i, name)
+            placed = place(op, [shapes[tensor] for tensor in reads(op)], i, name)
         except ValueError as error:
             raise ProgramError(f"op {i} has {error}; the program is damaged") from None
-        shapes.append(made.shape)
-        yield made
+        shapes.append(placed.layer.shape)
+        yield placed
 
 
-def run(layers: Sequence[Layer], image: _T, compute: Callable[[Stage, list[_T]], _T]) -> _T:
+def run(places: Sequence[Place], image: _T, compute: Callable[[Stage, list[_T]], _T]) -> _T:
     """What a program makes of an image, computed part by part; a tensor is let go after its last use."""
-    last_use = {tensor: layer.number for layer in layers for tensor in reads(layer.op)}
+    last_use = {tensor: place.number for place in places for tensor in reads(place.op)}
     tensors = {0: image}
-    for layer in layers:
-        x = [tensors[tensor] for tensor in reads(layer.op)]
-        for stage in layer.stages:
+    for place in places:
+        x = [tensors[tensor] for tensor in reads(place.op)]
+        for stage in place.stages:
             x = [compute(stage, x)]
-        live = {tensor: t for tensor, t in tensors.items() if last_use.get(tensor, 0) > layer.number}
-        tensors = live | {layer.number + 1: x[0]}
+        live = {tensor: t for tensor, t in tensors.items() if last_use.get(tensor, 0) > place.number}
+        tensors = live | {place.number + 1: x[0]}
     return x[0]

@@ -23,7 +23,7 @@ def main() -> None:
     """Train a program (a file) for a few steps with minibatches of so many images, and print the peak in bytes."""
     torch.set_num_threads(1)
     program, batch = Program(Path(sys.argv[1]).read_bytes()), int(sys.argv[2])
-    shapes = [layer.parameters.values() for layer in program.layers()]
+    shapes = [place.parameters.values() for place in program.places]
     net = [[(0.01 * torch.randn(shape)).requires_grad_() for shape in own] for own in shapes]
     trained = [p for parameters in net for p in parameters]
     velocities = [torch.zeros_like(p) for p in trained]
@@ -46,4 +46,4 @@ def logits(program: Program, net: list[list[Tensor]], images: Tensor) -> Tensor:
         made: Tensor = stage.part.torch(F, stage.op, x, net[stage.number])
         return made
 
-    return run(program.layers(), images, compute).flatten(1)
+    return run(program.places, images, compute).flatten(1)

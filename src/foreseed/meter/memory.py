@@ -36,7 +36,7 @@ class BpMemory:
 
 def planned_bp_bytes(program: Program, batch: int, momentum: bool) -> BpMemory:
     """The memory of training this program's dense model by backpropagation with minibatches of `batch` images."""
-    n = sum(prod(shape) for layer in program.layers() for shape in layer.parameters.values())
+    n = sum(prod(shape) for place in program.places for shape in place.parameters.values())
     return BpMemory(
         parameters=_FLOAT * (n + program.n_stats),
         gradients=_FLOAT * n,
@@ -62,7 +62,7 @@ def saved_bytes(program: Program, batch: int) -> int:
             tensors.update(x if saved[-1].input else [], [made] if saved[-1].output else [])
         return made
 
-    run(program.layers(), _Tensor(program.image_bytes, trained=False), make)
+    run(program.places, _Tensor(program.image_bytes, trained=False), make)
     of_image = _FLOAT * sum(tensor.size for tensor in tensors) + sum(part.image_bytes for part in saved)
     loss: int = _FLOAT * (batch * program.classes + 1) + _INT64 * batch
     return batch * of_image + sum(part.batch_bytes for part in saved) + loss

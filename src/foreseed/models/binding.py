@@ -52,11 +52,11 @@ def bind(model: nn.Module, program: Program) -> Binding:
 def attach(program: Program, steps: Sequence[Step], live: Sequence[Live]) -> Binding:
     """The binding of a program to the modules of its steps."""
     slots, statistics = [], []
-    for layer, step, indices in zip(program.layers(), steps, live, strict=True):
-        for name in layer.parameters:
+    for place, step, indices in zip(program.places, steps, live, strict=True):
+        for name in place.parameters:
             kept = None if indices is None or name != "weight" else torch.tensor(indices, dtype=torch.int64)
             slots.append(_Slot(getattr(step.module, name), kept))
-        statistics += [getattr(step.module, name) for name in layer.statistics]
+        statistics += [getattr(step.module, name) for name in place.statistics]
     return Binding(program, slots, statistics)
 
 

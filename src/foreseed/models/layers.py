@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from foreseed.engine.ops import LARGEST, Act, Kind, Op, Pool, Shape
-from foreseed.engine.walker import layer
+from foreseed.engine.walker import place
 
 _CHECK = "check input_shape and the layers before"
 
@@ -80,7 +80,7 @@ class Net:
         require(max(numbers) < 1 << 16, f"needs the numbers {numbers}, a program holds up to 65535")
         require(max(op.pool_window) < 1 << 8, f"needs the pooling window {op.pool_window}, a program holds up to 255")
         try:
-            shape = layer(op, (x.shape, x.shape)).shape
+            shape = place(op, (x.shape, x.shape)).layer.shape
         except ValueError as error:
             raise Refusal(f"has {error}; {_CHECK}") from None
         require(prod(shape) <= LARGEST, f"makes a tensor of {shape}, larger than 2^28 numbers")
