@@ -20,7 +20,8 @@ class Backend:
 
 def _load(name: str) -> Backend:
     module = importlib.import_module(f"foreseed.engine.{name}")
-    return Backend(module, getattr(module, f"{name.capitalize()}Engine"))
+    functions = importlib.import_module("foreseed.engine.reference_rng") if name == "reference" else module
+    return Backend(functions, getattr(module, f"{name.capitalize()}Engine"))
 
 
 BACKENDS = ["reference", "native"] if find_spec("foreseed.engine._native") else ["reference"]

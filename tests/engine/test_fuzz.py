@@ -16,7 +16,7 @@ import pytest
 
 from foreseed.engine.errors import ProgramError
 from foreseed.engine.program import Program
-from foreseed.engine.reference import check_program
+from foreseed.engine.reference_check import check_program
 from tests.engine.fuzz.corpus import write_corpus
 from tests.engine.toolchain import ENGINE, FUZZER, HOSTED, NO_VECTORS, compile_all, link, need, run
 

@@ -12,7 +12,8 @@ import pytest
 
 from foreseed.engine.errors import BudgetError, ForeseedError, SamplesError, ValuesError
 from foreseed.engine.program import Act, Kind, Op, Pool, Program, assemble
-from foreseed.engine.reference import ReferenceEngine, sgd
+from foreseed.engine.reference import ReferenceEngine
+from foreseed.engine.reference_rng import sgd
 from foreseed.engine.types import Directions, Samples
 from tests.engine.conftest import Backend
 from tests.engine.programs import lenet5, random_values, records

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from foreseed.engine.errors import BudgetError, ForeseedError, ProgramError
 from foreseed.engine.program import DENSE, Act, Kind, Op, Pool, Program, assemble
-from foreseed.engine.reference import check_program
+from foreseed.engine.reference_check import check_program
 from tests.engine.conftest import Backend
 from tests.engine.programs import Case, programs
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import erfinv, ndtri
 from scipy.stats import kstest, norm
 
-from foreseed.engine import reference
+from foreseed.engine import reference_rng as reference
 from foreseed.engine.errors import ValuesError
 from foreseed.engine.types import Buffer, Directions
 from tests.engine import plain

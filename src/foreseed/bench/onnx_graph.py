@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnx import TensorProto, helper, numpy_helper
 
-from foreseed.engine.program import Act, Kind, Op, Pool, Program
+from foreseed.engine.program import Program
+from foreseed.engine.walker import Stage, run
 
 IMAGES, RESULT = "images", "log_probabilities"
-
-_ACTS = {Act.RELU: "Relu", Act.HARDSWISH: "HardSwish"}
 
 
 def onnx_model(program: Program, parameters: Mapping[str, Any], as_inputs: bool) -> Any:
@@ -20,10 +19,14 @@ def onnx_model(program: Program, parameters: Mapping[str, Any], as_inputs: bool)
     The parameters (NumPy arrays by name) are inputs of the graph, or constants in it, which ONNX Runtime can rearrange
     to its liking when a session starts.
     """
-    nodes = _Nodes(program, parameters)
-    for number in range(len(program.ops)):
-        nodes.add_op(number)
-    nodes.add("LogSoftmax", [nodes.names[-1]], RESULT, axis=1)
+    graph, layers = Graph(parameters), program.layers()
+
+    def add(stage: Stage, x: list[str]) -> str:
+        layer = layers[stage.number]
+        own = [f"{layer.name}.{name}" for name in stage.part.parameters(stage.op, stage.shape)]
+        return str(stage.part.onnx(graph, stage.op, x, own))
+
+    graph.add("LogSoftmax", [run(program.places, IMAGES, add)], RESULT, axis=1)
     inputs = [helper.make_tensor_value_info(IMAGES, TensorProto.FLOAT, ["n", *program.input_shape])]
     constants = []
     for name, parameter in parameters.items():
@@ -32,59 +35,27 @@ def onnx_model(program: Program, parameters: Mapping[str, Any], as_inputs: bool)
         else:
             constants.append(numpy_helper.from_array(parameter, name))
     output = helper.make_tensor_value_info(RESULT, TensorProto.FLOAT, ["n", program.classes])
-    graph = helper.make_graph(nodes.nodes, "model", inputs, [output], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    proto = helper.make_graph(graph.nodes, "model", inputs, [output], constants)
+    return helper.make_model(proto, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-class _Nodes:
-    """The nodes of a graph in the making; `names` are those of the program's tensors, `flat` the rank-2 ones."""
+class Graph:
+    """The nodes of a graph in the making, and which of its tensors are flat: rows of numbers, not of maps."""
 
-    def __init__(self, program: Program, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
         self.nodes: list[Any] = []
-        self.names = [IMAGES]
-        self._flat: set[str] = set()
-        self._program, self._parameters = program, parameters
-        self._layers, self._shapes = program.layers(), program.shapes()
+        self._flat = {name for name, parameter in parameters.items() if parameter.ndim == 2}
 
-    def add(self, kind: str, inputs: list[str], output: str | None = None, **attributes: Any) -> str:
+    def add(self, kind: str, inputs: Sequence[str], output: str | None = None, **attributes: Any) -> str:
+        """Append a node and give the name of what it makes, flat if its first input is."""
         name = output or f"{kind}{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        if self.is_flat(inputs[0]) or kind == "Flatten":
+            self._flat.add(name)
         return name
 
-    def add_op(self, number: int) -> None:
-        op, layer = self._program.ops[number], self._layers[number].name
-        name = self.names[op.a]
-        if op.kind is Kind.CONV:
-            name = self._conv(op, name, layer)
-        elif op.kind is Kind.NORM:
-            affine = [name, f"{layer}.weight", f"{layer}.bias"]
-            name = self.add("GroupNormalization", affine, num_groups=op.groups, epsilon=op.eps)
-        elif op.kind is Kind.ADD:
-            name = self.add("Add", [name, self.names[op.b]])
-        if op.act is not Act.NONE:
-            flat = name in self._flat
-            name = self.add(_ACTS[op.act], [name])
-            self._flat |= {name} if flat else set()
-        if op.pool is not Pool.NONE:
-            name = self._pool(op, name)
-        self.names.append(name)
+    def is_flat(self, name: str) -> bool:
+        return name in self._flat
 
-    def _conv(self, op: Op, name: str, layer: str) -> str:
-        inputs = [name, f"{layer}.weight"] + ([f"{layer}.bias"] if op.has_parameters else [])
-        if self._parameters[inputs[1]].ndim == 4:
-            return self.add("Conv", inputs, **_window(op.window), group=op.groups)
-        if name not in self._flat:
-            inputs[0] = self.add("Flatten", [name])
-        result = self.add("Gemm", inputs, transB=1)
-        self._flat.add(result)
-        return result
-
-    def _pool(self, op: Op, name: str) -> str:
-        if op.pool is Pool.MAX:
-            return self.add("MaxPool", [name], **_window(op.pool_window))
-        return self.add("AveragePool", [name], **_window(op.pool_window), count_include_pad=op.pool is Pool.AVERAGE)
-
-
-def _window(window: tuple[int, ...]) -> dict[str, Any]:
-    kh, kw, sh, sw, ph, pw = window
-    return {"kernel_shape": [kh, kw], "strides": [sh, sw], "pads": [ph, pw, ph, pw]}
+    def flatten(self, name: str) -> str:
+        return name if self.is_flat(name) else self.add("Flatten", [name])

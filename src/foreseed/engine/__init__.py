@@ -12,14 +12,7 @@ except ImportError:
 
     try:
         from foreseed.engine.reference import ReferenceEngine as Engine  # type: ignore[assignment]
-        from foreseed.engine.reference import (  # type: ignore[assignment]
-            accumulate,
-            adam,
-            direction,
-            perturb,
-            project,
-            sgd,
-        )
+        from foreseed.engine.reference_rng import accumulate, adam, direction, perturb, project, sgd  # type: ignore[assignment]
     except ModuleNotFoundError as missing:
         raise ImportError(
             "foreseed's C engine was not built here, and NumPy, which could stand in for it, is not installed: "

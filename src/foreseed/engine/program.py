@@ -8,110 +8,26 @@ import os
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
 from foreseed.engine.errors import ProgramError, ValuesError
 from foreseed.engine.files import write_whole
 from foreseed.engine.head import HEADER, PROGRAM_MAGIC, VERSION, ProgramHead
+from foreseed.engine.ops import DENSE, OP, Act, Kind, Op, Pool, Shape
+from foreseed.engine.parts import KINDS
+from foreseed.engine.walker import Layer, Place, walk
+
+__all__ = [
+    "DENSE", "FILE_MAGIC", "Act", "Kind", "Layer", "Model", "Op", "Pool", "Program", "assemble", "check_finite", "load",
+]  # fmt: skip
 
 FILE_MAGIC = b"\x89FSP\r\n\x1a\n"
-DENSE = 255
 
 _FILE_HEADER = struct.Struct("<8sHHIIII")
-_OP = struct.Struct("<BBBBHHHH6HB6BBIf")
-
-
-class Kind(IntEnum):
-    """What an op does."""
-
-    CONV = 1
-    POOL = 2
-    NORM = 3
-    ADD = 4
-    ACT = 5
-
-
-class Act(IntEnum):
-    """The activation an op applies to its result."""
-
-    NONE = 0
-    RELU = 1
-    HARDSWISH = 2
-
-
-class Pool(IntEnum):
-    """How a pooling window is reduced."""
-
-    NONE = 0
-    MAX = 1
-    AVERAGE = 2
-    AVERAGE_INSIDE = 3
-
-
-@dataclass(frozen=True)
-class Op:
-    """One op of a program; the fields are those of `docs/format.md`."""
-
-    kind: Kind
-    a: int
-    b: int = 0
-    act: Act = Act.NONE
-    flags: int = 0
-    rice: int = 0
-    channels: int = 0
-    groups: int = 0
-    window: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
-    pool: Pool = Pool.NONE
-    pool_window: tuple[int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0)
-    n_weights: int = 0
-    eps: float = 0.0
-
-    @property
-    def has_parameters(self) -> bool:
-        """A conv with a bias, or a norm with an affine."""
-        return bool(self.flags & 1)
-
-    def encode(self) -> bytes:
-        return _OP.pack(
-            self.kind, self.act, self.flags, self.rice, self.a, self.b, self.channels, self.groups,
-            *self.window, self.pool, *self.pool_window, 0, self.n_weights, self.eps,
-        )  # fmt: skip
-
-    @staticmethod
-    def decode(record: bytes) -> Op:
-        f = _OP.unpack(record)
-        return Op(
-            Kind(f[0]), f[4], f[5], Act(f[1]), f[2], f[3], f[6], f[7],
-            f[8:14], Pool(f[14]), f[15:21], f[22], f[23],
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What one op costs and makes, for people and for the meter."""
-
-    name: str
-    kind: Kind
-    shape: tuple[int, int, int]
-    """Channels, height and width of the tensor that it makes."""
-    n_weights: int
-    """Live weights."""
-    n_dense: int
-    """Weights that the layer would have unpruned."""
-    n_values: int
-    """Live weights, biases and norm parameters together."""
-    macs: int
-    """Multiply-accumulates of its live weights for one image."""
-    dense_macs: int
-
-    @property
-    def density(self) -> float:
-        return self.n_weights / self.n_dense if self.n_dense else 1.0
 
 
 class Program(ProgramHead):
@@ -121,7 +37,7 @@ class Program(ProgramHead):
         super().__init__(data)
         c, n_ops = self.input_shape[0], self.n_ops
         ops_at = HEADER.size + 8 * c
-        self._structure_at = ops_at + _OP.size * n_ops
+        self._structure_at = ops_at + OP.size * n_ops
         if len(data) != self._structure_at + self.n_structure:
             raise ProgramError(
                 f"program truncated or padded: {len(data)} bytes, its header announces "
@@ -131,9 +47,9 @@ class Program(ProgramHead):
         self.shift: tuple[float, ...] = struct.unpack_from(f"<{c}f", data, HEADER.size + 4 * c)
         ops = []
         for i in range(n_ops):
-            at = ops_at + _OP.size * i
+            at = ops_at + OP.size * i
             try:
-                ops.append(Op.decode(data[at : at + _OP.size]))
+                ops.append(Op.decode(data[at : at + OP.size]))
             except ValueError as error:
                 raise ProgramError(f"op {i} of the program is not one that this foreseed knows: {error}") from None
         self.ops: tuple[Op, ...] = tuple(ops)
@@ -144,39 +60,18 @@ class Program(ProgramHead):
         """SHA-256 of the program section: the program's name in messages."""
         return hashlib.sha256(self.bytes).digest()
 
-    def shapes(self) -> list[tuple[int, int, int]]:
-        """The shape of every tensor: the image first, then the result of each op."""
-        shapes = [self.input_shape]
-        for i, op in enumerate(self.ops):
-            if op.a > i or op.b > i:
-                raise ProgramError(
-                    f"op {i} reads tensor {max(op.a, op.b)}, which is made later; the program is damaged"
-                )
-            c, h, w = shapes[op.a]
-            if op.kind is Kind.CONV:
-                c, (h, w) = op.channels, _slide((h, w), op.window, i)
-            if op.pool is not Pool.NONE:
-                h, w = _slide((h, w), op.pool_window, i)
-            shapes.append((c, h, w))
-        return shapes
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Every op with what it reads, makes and holds."""
+        return tuple(walk(self.ops, self.input_shape, self._names))
 
     def layers(self) -> list[Layer]:
         """Name, shape, live weights and MACs of every op."""
-        shapes = self.shapes()
-        rows = []
-        for i, op in enumerate(self.ops):
-            c, h, w = shapes[op.a]
-            n_dense = macs = dense_macs = n_values = 0
-            if op.kind is Kind.CONV:
-                n_dense = op.channels * (c // max(op.groups, 1)) * op.window[0] * op.window[1]
-                rows_, cols = _slide((h, w), op.window, i)
-                macs, dense_macs = op.n_weights * rows_ * cols, n_dense * rows_ * cols
-                n_values = op.n_weights + (op.channels if op.has_parameters else 0)
-            elif op.kind is Kind.NORM and op.has_parameters:
-                n_values = 2 * c
-            name = self._names[i] if self._names else f"{op.kind.name.lower()}{i}"
-            rows.append(Layer(name, op.kind, shapes[i + 1], op.n_weights, n_dense, n_values, macs, dense_macs))
-        return rows
+        return [place.layer for place in self.places]
+
+    def shapes(self) -> list[Shape]:
+        """The shape of every tensor: the image first, then the result of each op."""
+        return [self.input_shape, *(layer.shape for layer in self.layers())]
 
     @cached_property
     def macs(self) -> int:
@@ -191,23 +86,21 @@ class Program(ProgramHead):
     def check_stats(self, stats: Sequence[float]) -> None:
         """Refuse statistics with a negative variance."""
         at = 0
-        for i, op in enumerate(self.ops):
-            if op.kind is Kind.NORM and not op.groups:
-                channels = self.shapes()[op.a][0]
-                lowest = min(stats[at + channels : at + 2 * channels])
-                if lowest < 0:
-                    raise ValuesError(
-                        f"statistics of op {i}: a variance of {lowest}; expected 0 or more, get a good copy"
-                    )
-                at += 2 * channels
+        for place in self.places:
+            for name, shape in place.statistics.items():
+                lowest = min(stats[at : at + prod(shape)])
+                if name == "running_var" and lowest < 0:
+                    what = f"statistics of op {place.number}: a variance is negative, {lowest}"
+                    raise ValuesError(f"{what}; expected 0 or more, get a good copy")
+                at += prod(shape)
 
     def live(self) -> Iterator[tuple[int, range | array[int]]]:
-        """The live weights of every conv: (op number, their indices in the layer's own numbering)."""
-        shapes, at = self.shapes(), self._structure_at
-        for i, op in enumerate(self.ops):
-            if op.kind is not Kind.CONV:
+        """The live weights of every op that may be pruned: (op number, their indices in the layer's own numbering)."""
+        at = self._structure_at
+        for i, (op, layer) in enumerate(zip(self.ops, self.layers(), strict=True)):
+            if not KINDS[op.kind].prunable:
                 continue
-            total = op.channels * (shapes[op.a][0] // max(op.groups, 1)) * op.window[0] * op.window[1]
+            total = layer.n_dense
             if op.rice == DENSE:
                 yield i, range(total)
                 continue
@@ -291,30 +184,21 @@ def assemble(
 
     `rice` and `n_weights` of the conv ops are chosen here: the smaller of dense and the best Rice code.
     """
-    shapes = [input_shape]
     coded: list[Op] = []
     structure: list[bytes] = []
-    n_live = n_stats = 0
-    for i, (op, indices) in enumerate(zip(ops, live, strict=True)):
-        c, h, w = shapes[op.a]
-        if op.kind is Kind.CONV:
-            total = op.channels * (c // max(op.groups, 1)) * op.window[0] * op.window[1]
+    for place, indices in zip(walk(ops, input_shape), live, strict=True):
+        op, total = place.op, place.layer.n_dense
+        if KINDS[op.kind].prunable:
             if indices is None or len(indices) == total:
                 rice, n, code = DENSE, total, b""
             else:
                 rice, code = _rice_best(indices)
                 n = len(indices)
-            op = Op(**{**op.__dict__, "rice": rice, "n_weights": n})
+            op = replace(op, rice=rice, n_weights=n)
             structure.append(code)
-            n_live += n + (op.channels if op.has_parameters else 0)
-            c, (h, w) = op.channels, _slide((h, w), op.window, i)
-        elif op.kind is Kind.NORM:
-            n_live += 2 * c if op.has_parameters else 0
-            n_stats += 0 if op.groups else 2 * c
-        if op.pool is not Pool.NONE:
-            h, w = _slide((h, w), op.pool_window, i)
         coded.append(op)
-        shapes.append((c, h, w))
+    places = list(walk(coded, input_shape))
+    n_live, n_stats = sum(place.layer.n_values for place in places), sum(place.n_stats for place in places)
     code = b"".join(structure)
     c, h, w = input_shape
     header = HEADER.pack(PROGRAM_MAGIC, VERSION, len(coded), c, h, w, classes, n_live, n_stats, len(code), 0)
@@ -347,16 +231,6 @@ def _names(path: str | os.PathLike[str], meta: bytes) -> tuple[str, ...]:
         return tuple(str(name) for name in json.loads(meta)["layers"])
     except (ValueError, KeyError, TypeError):
         raise ProgramError(f"{path}: its meta section is not the JSON it should be; get it again") from None
-
-
-def _slide(size: tuple[int, int], window: tuple[int, ...], op: int) -> tuple[int, int]:
-    """Output height and width of a kernel sliding over a map."""
-    kh, kw, sh, sw, ph, pw = window
-    if not (kh and kw and sh and sw) or size[0] + 2 * ph < kh or size[1] + 2 * pw < kw:
-        raise ProgramError(
-            f"op {op}: kernel {kh}x{kw}, stride {sh}x{sw}, padding {ph}x{pw} does not fit a map of {size[0]}x{size[1]}"
-        )
-    return (size[0] + 2 * ph - kh) // sh + 1, (size[1] + 2 * pw - kw) // sw + 1
 
 
 def _rice_bits(gaps: Sequence[int], rice: int) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from foreseed.engine.program import Act, Kind, Op, Pool, Program
+from foreseed.engine.parts import Saved
+from foreseed.engine.program import Program
+from foreseed.engine.walker import Stage, run
 
 _FLOAT, _INT64 = 4, 8
 
@@ -34,7 +36,7 @@ class BpMemory:
 
 def planned_bp_bytes(program: Program, batch: int, momentum: bool) -> BpMemory:
     """The memory of training this program's dense model by backpropagation with minibatches of `batch` images."""
-    n = sum(layer.n_values - layer.n_weights + layer.n_dense for layer in program.layers())
+    n = sum(prod(shape) for place in program.places for shape in place.parameters.values())
     return BpMemory(
         parameters=_FLOAT * (n + program.n_stats),
         gradients=_FLOAT * n,
@@ -46,81 +48,30 @@ def planned_bp_bytes(program: Program, batch: int, momentum: bool) -> BpMemory:
 def saved_bytes(program: Program, batch: int) -> int:
     """The bytes that torch's autograd saves in the forward pass of a batch; a tensor saved twice counts once.
 
-    - Convs, linear layers and norms save what they read; batch norm adds two numbers a channel, group norm two a group
-      and image (mean and inverse deviation).
-    - ReLU saves what it makes, Hardswish what it reads. (A ReLU after a max pool counts as before it: the program says
-      no more.)
-    - Max pooling saves what it reads, and a 64-bit index for each number that it makes; average pooling what it reads,
-      but nothing if its window is the whole map, for it is a mean then.
-    - Additions save nothing; nor does anything else before the first layer with parameters.
-    - The loss saves the log-probabilities, the labels (64 bits each) and its total weight (one number).
+    What each layer saves stands in `foreseed.engine.parts`; nothing is saved before the first layer with parameters.
+    The loss saves the log-probabilities, the labels (64 bits each) and its total weight (one number).
     """
-    tape = _Tape(program.image_bytes)  # a byte for each number
-    tensors = [0]
-    for op, layer in zip(program.ops, program.layers(), strict=True):
-        x = tensors[op.a]
-        if op.kind is Kind.CONV:
-            x = tape.conv(x, op.channels * (layer.dense_macs // layer.n_dense))
-        elif op.kind is Kind.NORM:
-            x = tape.norm(x, op, layer.shape[0])
-        elif op.kind is Kind.ADD:
-            x = tape.make(tape.sizes[x], bool({x, tensors[op.b]} & tape.trained))
-        if op.act:
-            x = tape.act(x, op.act)
-        if op.pool:
-            x = tape.pool(x, op, layer.shape)
-        tensors.append(x)
+    tensors: set[_Tensor] = set()
+    saved: list[Saved] = []
+
+    def make(stage: Stage, x: list[_Tensor]) -> _Tensor:
+        trained = bool(stage.part.parameters(stage.op, stage.shape)) or any(tensor.trained for tensor in x)
+        made = _Tensor(prod(stage.made), trained)
+        if trained:
+            saved.append(stage.part.saved(stage.op, stage.shape, stage.made))
+            tensors.update(x if saved[-1].input else [], [made] if saved[-1].output else [])
+        return made
+
+    run(program.places, _Tensor(program.image_bytes, trained=False), make)
+    of_image = _FLOAT * sum(tensor.size for tensor in tensors) + sum(part.image_bytes for part in saved)
     loss: int = _FLOAT * (batch * program.classes + 1) + _INT64 * batch
-    return batch * tape.image_bytes() + tape.batch_bytes + loss
+    return batch * of_image + sum(part.batch_bytes for part in saved) + loss
 
 
-class _Tape:
-    """The tensors of a forward pass one by one, with those between the parts of an op, and which of them are saved."""
+@dataclass(frozen=True, eq=False)
+class _Tensor:
+    """A tensor of one image, also one between the parts of an op."""
 
-    def __init__(self, n_input: int) -> None:
-        self.sizes = [n_input]
-        """Numbers in each tensor, for one image."""
-        self.trained: set[int] = set()
-        """The tensors that depend on parameters: only from these on do ops without parameters save anything."""
-        self.saved: set[int] = set()
-        self.extra_bytes = 0
-        self.batch_bytes = 0
-
-    def image_bytes(self) -> int:
-        """Bytes saved for each image."""
-        return _FLOAT * sum(self.sizes[x] for x in self.saved) + self.extra_bytes
-
-    def make(self, size: int, trained: bool) -> int:
-        x = len(self.sizes)
-        self.sizes.append(size)
-        if trained:
-            self.trained.add(x)
-        return x
-
-    def conv(self, x: int, size: int) -> int:
-        self.saved.add(x)
-        return self.make(size, True)
-
-    def norm(self, x: int, op: Op, channels: int) -> int:
-        trained = op.has_parameters or x in self.trained
-        if trained:
-            self.saved.add(x)
-            self.extra_bytes += 2 * _FLOAT * op.groups
-            self.batch_bytes += 0 if op.groups else 2 * _FLOAT * channels
-        return self.make(self.sizes[x], trained)
-
-    def act(self, x: int, act: Act) -> int:
-        trained = x in self.trained
-        y = self.make(self.sizes[x], trained)
-        if trained:
-            self.saved.add(y if act is Act.RELU else x)
-        return y
-
-    def pool(self, x: int, op: Op, shape: tuple[int, int, int]) -> int:
-        trained = x in self.trained
-        whole_map = op.pool_window[0] * op.pool_window[1] * shape[0] == self.sizes[x]
-        if trained and (op.pool is Pool.MAX or not whole_map):
-            self.saved.add(x)
-        if trained and op.pool is Pool.MAX:
-            self.extra_bytes += _INT64 * prod(shape)
-        return self.make(prod(shape), trained)
+    size: int
+    trained: bool
+    """Whether it depends on parameters."""

@@ -52,14 +52,11 @@ def bind(model: nn.Module, program: Program) -> Binding:
 def attach(program: Program, steps: Sequence[Step], live: Sequence[Live]) -> Binding:
     """The binding of a program to the modules of its steps."""
     slots, statistics = [], []
-    for step, indices in zip(steps, live, strict=True):
-        for name in ("weight", "bias"):
-            parameter = getattr(step.module, name, None)
-            if parameter is not None:
-                keeps_all = indices is None or name == "bias"
-                slots.append(_Slot(parameter, None if keeps_all else torch.tensor(indices, dtype=torch.int64)))
-        if isinstance(step.module, nn.BatchNorm2d):
-            statistics += [step.module.running_mean, step.module.running_var]
+    for place, step, indices in zip(program.places, steps, live, strict=True):
+        for name in place.parameters:
+            kept = None if indices is None or name != "weight" else torch.tensor(indices, dtype=torch.int64)
+            slots.append(_Slot(getattr(step.module, name), kept))
+        statistics += [getattr(step.module, name) for name in place.statistics]
     return Binding(program, slots, statistics)
 
 

@@ -9,11 +9,13 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor, nn
 
-from foreseed.engine.program import Kind, Program, assemble, check_finite
+from foreseed.engine.ops import Shape
+from foreseed.engine.parts import KINDS
+from foreseed.engine.program import Program, assemble, check_finite
 from foreseed.models.binding import Live, attach
 from foreseed.models.errors import MaskError, ModelError
 from foreseed.models.fusion import lower
-from foreseed.models.layers import Shape, Step
+from foreseed.models.layers import Step
 
 
 def compile(
@@ -41,7 +43,7 @@ def compile(
 
 
 def _live_weights(steps: Sequence[Step], mask: Mapping[str, Tensor]) -> list[Live]:
-    weights = {f"{step.name}.weight": step.module for step in steps if step.op.kind is Kind.CONV}
+    weights = [f"{step.name}.weight" for step in steps if KINDS[step.op.kind].prunable]
     for name in mask:
         if name not in weights:
             near = get_close_matches(str(name), weights, n=1, cutoff=0)
@@ -51,7 +53,7 @@ def _live_weights(steps: Sequence[Step], mask: Mapping[str, Tensor]) -> list[Liv
             )
     live: list[Live] = []
     for step in steps:
-        tensor = mask.get(f"{step.name}.weight") if step.op.kind is Kind.CONV else None
+        tensor = mask.get(f"{step.name}.weight") if KINDS[step.op.kind].prunable else None
         live.append(None if tensor is None else _live_indices(step, tensor))
     return live
 

@@ -9,9 +9,11 @@ from math import prod
 
 from torch import nn
 
-from foreseed.engine.program import Act, Kind, Op, Pool
+from foreseed.engine.ops import Act, Kind, Op, Pool, Shape
+from foreseed.engine.parts import KINDS
+from foreseed.engine.walker import reads
 from foreseed.models.errors import ModelError, UnsupportedLayerError
-from foreseed.models.layers import Shape, Step
+from foreseed.models.layers import Step
 from foreseed.models.trace import trace
 
 
@@ -21,7 +23,7 @@ def lower(model: nn.Module, input_shape: Shape) -> list[Step]:
         raise ModelError(f"{type(model).__name__} given, expected a torch.nn.Module; build the model first")
     _check_input_shape(input_shape)
     steps = fuse(*trace(model, input_shape))
-    if not any(step.op.kind is Kind.CONV or step.op.has_parameters for step in steps):
+    if not any(step.module is not None and list(step.module.parameters()) for step in steps):
         raise UnsupportedLayerError(f"{type(model).__name__} has no layer with parameters; there is nothing to train")
     if len(steps) > 256:
         raise UnsupportedLayerError(f"{type(model).__name__} makes {len(steps)} ops, a program has at most 256")
@@ -52,18 +54,18 @@ def _uses(steps: Sequence[Step], result: int) -> Counter[int]:
     uses = Counter([result])
     for tensor in range(len(steps), 0, -1):
         if uses[tensor]:
-            op = steps[tensor - 1].op
-            uses.update((op.a, op.b) if op.kind is Kind.ADD else (op.a,))
+            uses.update(reads(steps[tensor - 1].op))
     return uses
 
 
 def _join(producer: Op, op: Op) -> Op | None:
     """Both as one op, if there is one that does the same."""
-    if op.kind is Kind.POOL and producer.kind is Kind.CONV and not producer.pool:
+    takes = KINDS[producer.kind].fields
+    if op.kind is Kind.POOL and "pool" in takes and not producer.pool:
         return replace(producer, pool=op.pool, pool_window=op.pool_window)
     # An op's activation comes before its pool; only a ReLU and a max pool may change places.
     in_order = not producer.pool or (producer.pool is Pool.MAX and op.act is Act.RELU)
-    if op.kind is Kind.ACT and producer.kind in (Kind.CONV, Kind.NORM, Kind.ADD) and not producer.act and in_order:
+    if op.kind is Kind.ACT and "act" in takes and not producer.act and in_order:
         return replace(producer, act=op.act)
     return None
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foreseed.engine.program import Act, Kind, Op, Pool
+from foreseed.engine.ops import LARGEST, Act, Kind, Op, Pool, Shape
+from foreseed.engine.walker import place
 
-Shape = tuple[int, int, int]
-_LARGEST = 1 << 28
 _CHECK = "check input_shape and the layers before"
 
 
@@ -55,8 +56,7 @@ class View:
 
     @property
     def features(self) -> int:
-        c, h, w = self.shape
-        return c * h * w
+        return prod(self.shape)
 
     @property
     def dims(self) -> tuple[Batch | int, ...]:
@@ -74,14 +74,18 @@ class Net:
         self.env: dict[Any, Any] = {}
         self.name = ""
 
-    def emit(self, op: Op, shape: Shape, module: nn.Module | None = None, flat: bool = False) -> View:
-        """Append an op and return its result."""
+    def emit(self, op: Op, x: View, module: nn.Module | None = None) -> View:
+        """Append an op that reads x, with another tensor of its shape if it reads two, and return its result."""
         numbers = (op.channels, op.groups, *op.window)
         require(max(numbers) < 1 << 16, f"needs the numbers {numbers}, a program holds up to 65535")
         require(max(op.pool_window) < 1 << 8, f"needs the pooling window {op.pool_window}, a program holds up to 255")
-        require(shape[0] * shape[1] * shape[2] <= _LARGEST, f"makes a tensor of {shape}, larger than 2^28 numbers")
+        try:
+            shape = place(op, (x.shape, x.shape)).layer.shape
+        except ValueError as error:
+            raise Refusal(f"has {error}; {_CHECK}") from None
+        require(prod(shape) <= LARGEST, f"makes a tensor of {shape}, larger than 2^28 numbers")
         self.steps.append(Step(op, shape, self.name, module))
-        return View(len(self.steps), shape, flat)
+        return View(len(self.steps), shape, x.flat)
 
     def overwrite(self, old: View, new: View) -> View:
         """An in-place call: whatever held the old tensor, flattened or not, holds the new one from now on."""
@@ -101,14 +105,6 @@ def require(condition: Any, reason: str) -> Any:
 def _pair(number: Any) -> tuple[int, int]:
     first, second = (number, number) if isinstance(number, int) else number
     return first, second
-
-
-def _slide(shape: Shape, window: Sequence[int]) -> tuple[int, int]:
-    """Height and width of what a window makes of a map."""
-    (_, h, w), (kh, kw, sh, sw, ph, pw) = shape, window
-    fits = min(kh, kw, sh, sw) >= 1 and h + 2 * ph >= kh and w + 2 * pw >= kw
-    require(fits, f"has a kernel {kh}x{kw} with padding {ph}x{pw} that does not fit its map of {h}x{w}; {_CHECK}")
-    return (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1
 
 
 # --- layers with parameters ---
@@ -132,14 +128,14 @@ def _linear(net: Net, module: nn.Linear, x: View) -> View:
     require(x.flat, f"reads {x}; flatten it first with torch.flatten(x, 1)")
     require(x.features == module.in_features, f"expects {module.in_features} features and reads {x}; {_CHECK}")
     _, h, w = x.shape
-    return replace(_weighted(net, module, x, module.out_features, 1, (h, w, 1, 1, 0, 0)), flat=True)
+    return _weighted(net, module, x, module.out_features, 1, (h, w, 1, 1, 0, 0))
 
 
 def _weighted(net: Net, module: nn.Conv2d | nn.Linear, x: View, channels: int, groups: int, window: Any) -> View:
-    require(module.weight.numel() <= _LARGEST, f"has {module.weight.numel()} weights, a layer may have 2^28")
+    require(module.weight.numel() <= LARGEST, f"has {module.weight.numel()} weights, a layer may have 2^28")
     flags = int(module.bias is not None)
     op = Op(Kind.CONV, x.tensor, flags=flags, channels=channels, groups=groups, window=window)
-    return net.emit(op, (channels, *_slide(x.shape, window)), module)
+    return net.emit(op, x, module)
 
 
 def _batch_norm(net: Net, module: nn.BatchNorm2d, x: View) -> View:
@@ -159,27 +155,21 @@ def _norm(net: Net, module: nn.BatchNorm2d | nn.GroupNorm, x: View, channels: in
     affine = module.weight is not None
     require(affine == (module.bias is not None), "has only one of weight and bias; a program has both or none")
     op = Op(Kind.NORM, x.tensor, flags=int(affine), groups=groups, eps=module.eps)
-    return net.emit(op, x.shape, module, x.flat)
+    return net.emit(op, x, module)
 
 
 # --- functions: what a module without parameters does, and what `forward` may call itself ---
 
 
-def _act(net: Net, x: View, act: Act, inplace: bool) -> View:
-    y = net.emit(Op(Kind.ACT, x.tensor, act=act), x.shape, flat=x.flat)
-    return net.overwrite(x, y) if inplace else y
+def _activation(act: Act, always_inplace: bool = False) -> Callable[..., View]:
+    def activate(net: Net, input: View, inplace: bool = always_inplace) -> View:
+        y = net.emit(Op(Kind.ACT, input.tensor, act=act), input)
+        return net.overwrite(input, y) if inplace else y
+
+    return activate
 
 
-def _relu(net: Net, input: View, inplace: bool = False) -> View:
-    return _act(net, input, Act.RELU, inplace)
-
-
-def _relu_(net: Net, input: View) -> View:
-    return _act(net, input, Act.RELU, True)
-
-
-def _hardswish(net: Net, input: View, inplace: bool = False) -> View:
-    return _act(net, input, Act.HARDSWISH, inplace)
+_relu, _relu_, _hardswish = _activation(Act.RELU), _activation(Act.RELU, True), _activation(Act.HARDSWISH)
 
 
 def _max_pool2d(
@@ -228,8 +218,7 @@ def _pool(net: Net, x: View, pool: Pool, kernel: Any, stride: Any, padding: Any)
     require(not x.flat, "reads a flattened tensor, expected channels x height x width")
     (kh, kw), (sh, sw), (ph, pw) = _pair(kernel), _pair(stride or kernel), _pair(padding)
     require(2 * ph <= kh and 2 * pw <= kw, f"has padding {ph}x{pw}, more than half of its kernel {kh}x{kw}")
-    window = (kh, kw, sh, sw, ph, pw)
-    return net.emit(Op(Kind.POOL, x.tensor, pool=pool, pool_window=window), (x.shape[0], *_slide(x.shape, window)))
+    return net.emit(Op(Kind.POOL, x.tensor, pool=pool, pool_window=(kh, kw, sh, sw, ph, pw)), x)
 
 
 def _add(net: Net, input: View, other: Any, *, alpha: float = 1) -> View:
@@ -237,7 +226,7 @@ def _add(net: Net, input: View, other: Any, *, alpha: float = 1) -> View:
     require(alpha == 1, f"has alpha={alpha}, only 1 is supported")
     same = (input.shape, input.flat) == (other.shape, other.flat)
     require(same, f"adds {input} and {other}, expected two tensors of one shape that were flattened alike")
-    return net.emit(Op(Kind.ADD, input.tensor, other.tensor), input.shape, flat=input.flat)
+    return net.emit(Op(Kind.ADD, input.tensor, other.tensor), input)
 
 
 def _add_(net: Net, input: View, other: Any, *, alpha: float = 1) -> View:
@@ -274,13 +263,10 @@ def _identity(net: Net, input: View, *args: Any, **kwargs: Any) -> View:
     return input
 
 
-def is_arithmetic(target: Any, args: Sequence[Any]) -> bool:
-    """Whether a call reckons with sizes only, as in `x.view(x.size(0), x.size(1) * 4)`."""
-    return getattr(target, "__module__", "") == "_operator" and not any(isinstance(a, View) for a in args)
-
-
-def arithmetic(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda net, *args: function(*args)
+def _module(handler: Callable[..., View]) -> Callable[..., View]:
+    """A module without parameters, whose attributes are the arguments of its function."""
+    names = list(signature(handler).parameters)[2:]
+    return lambda net, module, x: handler(net, x, **{name: getattr(module, name) for name in names})
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -319,18 +305,14 @@ METHODS: dict[Any, Callable[..., Any]] = {
 MODULES: dict[type[nn.Module], Callable[..., View]] = {
     nn.Conv2d: _conv2d,
     nn.Linear: _linear,
-    nn.ReLU: lambda net, m, x: _relu(net, x, m.inplace),
-    nn.Hardswish: lambda net, m, x: _hardswish(net, x, m.inplace),
-    nn.MaxPool2d: lambda net, m, x: _max_pool2d(
-        net, x, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
-    ),
-    nn.AvgPool2d: lambda net, m, x: _avg_pool2d(
-        net, x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, m.divisor_override
-    ),
-    nn.AdaptiveAvgPool2d: lambda net, m, x: _adaptive_avg_pool2d(net, x, m.output_size),
+    nn.ReLU: _module(_relu),
+    nn.Hardswish: _module(_hardswish),
+    nn.MaxPool2d: _module(_max_pool2d),
+    nn.AvgPool2d: _module(_avg_pool2d),
+    nn.AdaptiveAvgPool2d: _module(_adaptive_avg_pool2d),
     nn.BatchNorm2d: _batch_norm,
     nn.GroupNorm: _group_norm,
-    nn.Flatten: lambda net, m, x: _flatten(net, x, m.start_dim, m.end_dim),
+    nn.Flatten: _module(_flatten),
     nn.Identity: lambda net, m, x: x,
     nn.Dropout: lambda net, m, x: x,
     nn.Dropout2d: lambda net, m, x: x,

@@ -15,20 +15,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from foreseed.engine.ops import Shape
 from foreseed.models.errors import UnsupportedLayerError
-from foreseed.models.layers import (
-    FUNCTIONS,
-    METHODS,
-    MODULES,
-    Net,
-    Refusal,
-    Shape,
-    Step,
-    View,
-    arithmetic,
-    is_arithmetic,
-    require,
-)
+from foreseed.models.layers import FUNCTIONS, METHODS, MODULES, Net, Refusal, Step, View, require
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -135,8 +124,9 @@ class _Run:
 
 
 def _function(target: Any, args: Any) -> Callable[..., Any]:
-    if is_arithmetic(target, args):
-        return arithmetic(target)
+    # With sizes only, as in `x.view(x.size(0), x.size(1) * 4)`.
+    if getattr(target, "__module__", "") == "_operator" and not any(isinstance(a, View) for a in args):
+        return lambda net, *sizes: target(*sizes)
     table = METHODS if isinstance(target, str) else FUNCTIONS
     handler: Callable[..., Any] = require(table.get(target), _unsupported(str(target)))
     return handler

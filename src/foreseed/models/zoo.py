@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from foreseed.draws import Draws
+from foreseed.engine.ops import Shape
 from foreseed.models.errors import ModelError, UnknownModelError
-from foreseed.models.layers import Shape
 
 _T = TypeVar("_T")
 Array = npt.NDArray[Any]
