@@ -141,7 +141,7 @@ class Program(ProgramHead):
 
     @property
     def hash(self) -> bytes:
-        """SHA-256 of the program section: the program's name in messages."""
+        """SHA-256 of the program section, which values do not change; messages have a shorter one (`foreseed.wire`)."""
         return hashlib.sha256(self.bytes).digest()
 
     def shapes(self) -> list[tuple[int, int, int]]:
