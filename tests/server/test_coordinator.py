@@ -374,6 +374,13 @@ def test_update_that_is_not_finite_is_refused_and_the_state_kept(optimiser: Opti
     assert (coordinator.state.last_seen == -1).all()
 
 
+@pytest.mark.parametrize("key", ["kind", "seeds", "robust"])
+def test_unknown_choices_are_refused_at_the_start(key: str) -> None:
+    unknown: Any = {key: "cauchy"}
+    with pytest.raises(ForeseedError, match=f"{key} 'cauchy' given, expected one of "):
+        replace(RULES, **unknown)
+
+
 def test_more_differences_than_a_reply_holds_are_refused_at_the_start() -> None:
     replace(RULES, k=MAX_DIRECTIONS // 4, local_steps=4)
     with pytest.raises(ForeseedError, match=r"train\.k 16385 x train\.local_steps 4.* lower one of them"):

@@ -7,10 +7,11 @@ from typing import Any
 
 from onnx import TensorProto, helper, numpy_helper
 
-from foreseed.engine.program import Act, Kind, Op, Pool, Program
+from foreseed.engine.program import Act, Kind, Op, Pool, Program, unknown
 
 IMAGES, RESULT = "images", "log_probabilities"
 
+_WHERE = "the ONNX graph of the benchmark"
 _ACTS = {Act.RELU: "Relu", Act.HARDSWISH: "HardSwish"}
 
 
@@ -56,12 +57,16 @@ class _Nodes:
         name = self.names[op.a]
         if op.kind is Kind.CONV:
             name = self._conv(op, name, layer)
-        elif op.kind is Kind.NORM:
+        elif op.kind is Kind.NORM and op.groups:
             affine = [name, f"{layer}.weight", f"{layer}.bias"]
             name = self.add("GroupNormalization", affine, num_groups=op.groups, epsilon=op.eps)
         elif op.kind is Kind.ADD:
             name = self.add("Add", [name, self.names[op.b]])
+        elif op.kind not in (Kind.POOL, Kind.ACT):
+            raise unknown("op kind", "batch norm" if op.kind is Kind.NORM else op.kind, _WHERE)
         if op.act is not Act.NONE:
+            if op.act not in _ACTS:
+                raise unknown("activation", op.act, _WHERE)
             flat = name in self._flat
             name = self.add(_ACTS[op.act], [name])
             self._flat |= {name} if flat else set()
@@ -82,6 +87,8 @@ class _Nodes:
     def _pool(self, op: Op, name: str) -> str:
         if op.pool is Pool.MAX:
             return self.add("MaxPool", [name], **_window(op.pool_window))
+        if op.pool not in (Pool.AVERAGE, Pool.AVERAGE_INSIDE):
+            raise unknown("pool", op.pool, _WHERE)
         return self.add("AveragePool", [name], **_window(op.pool_window), count_include_pad=op.pool is Pool.AVERAGE)
 
 

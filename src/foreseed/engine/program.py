@@ -91,6 +91,11 @@ class Op:
         )  # fmt: skip
 
 
+def unknown(part: str, given: object, where: str) -> ProgramError:
+    """The error for code that meets a kind, an activation or a pool that it was not written for."""
+    return ProgramError(f"{part} {given!r} is not known to {where}; compile a model without it, or add it there")
+
+
 @dataclass(frozen=True)
 class Layer:
     """What one op costs and makes, for people and for the meter."""

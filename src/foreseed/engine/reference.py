@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from foreseed.engine.errors import BudgetError, ForeseedError, SamplesError, ValuesError
-from foreseed.engine.program import Act, Kind, Op, Pool, Program
+from foreseed.engine.program import Act, Kind, Op, Pool, Program, unknown
 from foreseed.engine.reference_check import Shape, Window, check_program, conv_shape, n_stats, padded_shape
 from foreseed.engine.reference_rng import (
     Floats,
@@ -50,6 +50,7 @@ Doubles = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 # What the temporaries of philox() and normals() take for each coordinate.
 _BYTES_TO_DRAW = 28
+_WHERE = "the NumPy reference"
 
 
 class ReferenceEngine:
@@ -149,6 +150,8 @@ class ReferenceEngine:
                 x = _scaled(x, mean, variance, op, own)
             elif op.kind is Kind.ADD:
                 x = x + tensors[op.b]
+            elif op.kind not in (Kind.POOL, Kind.ACT):
+                raise unknown("op kind", op.kind, _WHERE)
             tensors.append(_pooled(_activated(x, op.act), op.pool, op.pool_window))
         return tensors[-1].reshape(len(images), -1), seen
 
@@ -247,7 +250,9 @@ def _activated(x: Floats, act: Act) -> Floats:
     if act is Act.HARDSWISH:
         gate: Floats = np.clip(x + np.float32(3), np.float32(0), np.float32(6))
         return x * gate * np.float32(1 / 6)
-    return x
+    if act is Act.NONE:
+        return x
+    raise unknown("activation", act, _WHERE)
 
 
 def _pooled(x: Floats, pool: Pool, window: Window) -> Floats:
@@ -256,6 +261,8 @@ def _pooled(x: Floats, pool: Pool, window: Window) -> Floats:
     if pool is Pool.MAX:
         highest: Floats = _windows(x, window, outside=-np.inf).max(axis=(-2, -1))
         return highest
+    if pool not in (Pool.AVERAGE, Pool.AVERAGE_INSIDE):
+        raise unknown("pool", pool, _WHERE)
     ones = np.ones((1, 1, *x.shape[2:]), np.float32)
     count = _sums(_windows(ones, window, outside=pool is Pool.AVERAGE))
     return _sums(_windows(x, window, outside=0)) * (np.float32(1) / count)

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foreseed.device.measured import peak_bytes
-from foreseed.engine.program import Act, Kind, Op, Pool, Program
+from foreseed.engine.program import Act, Kind, Op, Pool, Program, unknown
 
 _STEPS = 3
+_WHERE = "the process that is measured backpropagating"
 
 
 def main() -> None:
@@ -54,10 +55,7 @@ def logits(program: Program, net: list[list[Tensor]], images: Tensor) -> Tensor:
     tensors = {0: images}
     for i, (op, parameters) in enumerate(zip(program.ops, net, strict=True)):
         x = _compute(op, tensors[op.a], tensors[op.b], *parameters)
-        if op.act:
-            x = F.relu(x) if op.act is Act.RELU else F.hardswish(x)
-        if op.pool:
-            x = _pool(op, x)
+        x = _pool(op, _activate(op, x))
         tensors = {tensor: value for tensor, value in tensors.items() if last_use[tensor] > i} | {i + 1: x}
     return x.flatten(1)
 
@@ -74,11 +72,29 @@ def _compute(op: Op, x: Tensor, other: Tensor, weight: Tensor | None = None, bia
         if op.groups:
             return F.group_norm(x, op.groups, weight, bias, op.eps)
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=op.eps)
-    return x + other if op.kind is Kind.ADD else x
+    if op.kind is Kind.ADD:
+        return x + other
+    if op.kind in (Kind.POOL, Kind.ACT):
+        return x
+    raise unknown("op kind", op.kind, _WHERE)
+
+
+def _activate(op: Op, x: Tensor) -> Tensor:
+    if op.act is Act.NONE:
+        return x
+    if op.act is Act.RELU:
+        return F.relu(x)
+    if op.act is Act.HARDSWISH:
+        return F.hardswish(x)
+    raise unknown("activation", op.act, _WHERE)
 
 
 def _pool(op: Op, x: Tensor) -> Tensor:
+    if op.pool is Pool.NONE:
+        return x
     kernel, stride, padding = op.pool_window[:2], op.pool_window[2:4], op.pool_window[4:]
     if op.pool is Pool.MAX:
         return F.max_pool2d(x, kernel, stride, padding)
-    return F.avg_pool2d(x, kernel, stride, padding, count_include_pad=op.pool is Pool.AVERAGE)
+    if op.pool in (Pool.AVERAGE, Pool.AVERAGE_INSIDE):
+        return F.avg_pool2d(x, kernel, stride, padding, count_include_pad=op.pool is Pool.AVERAGE)
+    raise unknown("pool", op.pool, _WHERE)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from foreseed.engine.program import Act, Kind, Op, Pool, Program
+from foreseed.engine.program import Act, Kind, Op, Pool, Program, unknown
 
 _FLOAT, _INT64 = 4, 8
+_WHERE = "the count of what backpropagation saves"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ def saved_bytes(program: Program, batch: int) -> int:
             x = tape.norm(x, op, layer.shape[0])
         elif op.kind is Kind.ADD:
             x = tape.make(tape.sizes[x], bool({x, tensors[op.b]} & tape.trained))
+        elif op.kind not in (Kind.POOL, Kind.ACT):
+            raise unknown("op kind", op.kind, _WHERE)
         if op.act:
             x = tape.act(x, op.act)
         if op.pool:
@@ -110,6 +113,8 @@ class _Tape:
         return self.make(self.sizes[x], trained)
 
     def act(self, x: int, act: Act) -> int:
+        if act not in (Act.RELU, Act.HARDSWISH):
+            raise unknown("activation", act, _WHERE)
         trained = x in self.trained
         y = self.make(self.sizes[x], trained)
         if trained:
@@ -117,6 +122,8 @@ class _Tape:
         return y
 
     def pool(self, x: int, op: Op, shape: tuple[int, int, int]) -> int:
+        if op.pool not in (Pool.MAX, Pool.AVERAGE, Pool.AVERAGE_INSIDE):
+            raise unknown("pool", op.pool, _WHERE)
         trained = x in self.trained
         whole_map = op.pool_window[0] * op.pool_window[1] * shape[0] == self.sizes[x]
         if trained and (op.pool is Pool.MAX or not whole_map):

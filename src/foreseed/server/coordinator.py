@@ -32,6 +32,13 @@ Vector = npt.NDArray[np.float32]
 Map = Callable[[Callable[[tuple[int, int]], None], Iterable[tuple[int, int]]], Iterable[None]]
 
 
+_CHOICES = {
+    "kind": ("gaussian", "rademacher"),
+    "seeds": ("per-device", "shared"),
+    "robust": ("none", "clip", "trim"),
+}
+
+
 class NotFiniteError(ForeseedError):
     """The update would make values that are not finite; the state before it is kept."""
 
@@ -62,6 +69,9 @@ class Rules:
     """Most random numbers that a device is asked to make to catch up; a small board makes a few million a second."""
 
     def __post_init__(self) -> None:
+        for key, known in _CHOICES.items():
+            if (given := getattr(self, key)) not in known:
+                raise ForeseedError(f"rules: {key} {given!r} given, expected one of {', '.join(known)}")
         if self.scalars > MAX_DIRECTIONS:
             raise ForeseedError(
                 f"train.k {self.k} x train.local_steps {self.local_steps}: {self.scalars} loss differences do not fit "
