@@ -13,9 +13,11 @@
  *     fs_start(&engine, &program, &config, arena, plan.arena);
  *     fs_probe(engine, values, NULL, &samples, &directions, losses);
  *
- * C99. No malloc (the caller gives one arena), no libm, no I/O, no globals. Calls on different engines
- * may run on different threads; program bytes and values are only read. Stack: about 9 KB while a plan is
- * made or an engine started, 4 KB while one is opened, 4 KB while one runs.
+ * This header is C99; compiling the engine takes GCC or Clang, for a few of their builtins and attributes
+ * (__builtin_ctzll, always_inline; on x86-64 also target and __builtin_cpu_supports). No malloc (the
+ * caller gives one arena), no libm, no I/O, no globals. Calls on different engines may run on different
+ * threads; program bytes and values are only read. Stack: about 9 KB while a plan is made or an engine
+ * started, 4 KB while one is opened, 4 KB while one runs.
  */
 #ifndef FORESEED_H
 #define FORESEED_H

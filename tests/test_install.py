@@ -1,13 +1,15 @@
-"""`pip install .` on a bare machine: little is installed, and it works without a compiler as well."""
+"""`pip install .` on a bare machine: little is installed, it works without a compiler and on every Python."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-import venv
+import tomllib
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
+OLDEST = 11
+"""The minor version of pyproject's requires-python."""
 SHARD = bytes([1, 0, 50, 100, 200])
 
 LOSS = """
@@ -30,6 +34,53 @@ model = load(sys.argv[1])
 loss, correct = Engine(model.program).loss(model.values, Samples.records(bytes.fromhex(sys.argv[2]), 4))
 print(Engine.__name__, *(warning.category.__name__ for warning in said), loss)
 """
+
+VECTORS = """
+import sys
+from types import SimpleNamespace
+from foreseed.engine import native
+sys.path.append(sys.argv[1])
+from tests.engine import test_vectors
+checks = [check for name, check in vars(test_vectors).items() if name.startswith("test_")]
+checks = [check for check in checks if check.__code__.co_argcount]  # those that take a backend
+for check in checks:
+    check(SimpleNamespace(functions=native))
+print(sys.version_info[1], *(check.__name__ for check in checks))
+"""
+
+# Whether an interpreter starts (a version manager's stand-in may not), is the one that its name says, and can build.
+COMPLETE = """
+import os, sys, sysconfig, venv
+sys.exit(sys.version_info[1] != int(sys.argv[1]) or not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
+"""
+
+
+def supported_pythons() -> dict[int, Path]:
+    """This interpreter, and one of every other supported version: on PATH, or one of pyenv's; by minor version."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    folders = [*map(Path, os.get_exec_path()), *sorted(pyenv.glob("versions/*/bin"))]
+    found = {sys.version_info[1]: Path(sys.executable)}
+    for minor, path in ((minor, path) for folder in folders for minor, path in _pythons(folder)):
+        if minor >= OLDEST and minor not in found and _is_complete(path, minor):
+            found[minor] = path
+    return dict(sorted(found.items()))
+
+
+def _pythons(folder: Path) -> Iterator[tuple[int, Path]]:
+    for path in sorted(folder.glob("python3.*")):
+        if name := re.fullmatch(r"python3\.(\d+)", path.name):
+            yield int(name[1]), path
+
+
+def _is_complete(python: Path, minor: int) -> bool:
+    try:
+        done = subprocess.run([python, "-I", "-c", COMPLETE, str(minor)], capture_output=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+PYTHONS = supported_pythons()
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +96,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Installation:
     """A virtual environment of its own, and a copy of the sources."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str | Path = sys.executable) -> None:
         self.source = folder / "source"
         # What was built here must not be taken for what is built there.
         built = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
@@ -53,7 +104,7 @@ class Installation:
             shutil.copytree(ROOT / name, self.source / name, ignore=built)
         for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, self.source)
-        venv.create(folder / "venv", symlinks=True)
+        subprocess.run([python, "-I", "-m", "venv", "--without-pip", folder / "venv"], check=True)
         self.bin = folder / "venv" / "bin"
 
     def pip(self, *arguments: str, compiler: bool = True) -> str:
@@ -72,13 +123,16 @@ class Installation:
 
     def loss(self, model: Path) -> tuple[list[str], float]:
         """The engine's name with the warnings of its import, and the loss that it computes."""
-        done = subprocess.run(
-            [self.bin / "python", "-I", "-c", LOSS, model, SHARD.hex()], capture_output=True, text=True, check=False,
-            cwd=model.parent,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
-        *names, loss = done.stdout.split()
+        *names, loss = self.run("python", "-I", "-c", LOSS, str(model), SHARD.hex()).split()
         return names, float(loss)
+
+    def run(self, program: str, *arguments: str) -> str:
+        """What an installed program prints, run away from the sources."""
+        done = subprocess.run(
+            [self.bin / program, *arguments], capture_output=True, text=True, check=False, cwd=self.bin
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
 
 
 def expected_loss(model: Path) -> float:
@@ -86,13 +140,18 @@ def expected_loss(model: Path) -> float:
     return Engine(found.program).loss(found.values, Samples.records(SHARD, 4))[0]
 
 
-def test_plain_install_brings_the_c_engine_without_numpy_or_torch(model: Path, tmp_path: Path) -> None:
-    installation = Installation(tmp_path)
+@pytest.mark.parametrize("minor", PYTHONS)
+def test_plain_install_brings_the_c_engine_without_numpy_or_torch(minor: int, model: Path, tmp_path: Path) -> None:
+    installation = Installation(tmp_path, PYTHONS[minor])
     installation.pip("install", ".")
     names = {line.split()[0].lower() for line in installation.pip("list").splitlines()}
     assert {"foreseed", "cffi"} <= names
     assert not names & {"numpy", "torch"}
     assert installation.loss(model) == (["NativeEngine"], expected_loss(model))
+    version, *checked = installation.run("python", "-I", "-c", VECTORS, str(ROOT)).split()
+    assert int(version) == minor
+    assert {"test_directions", "test_gradient_estimates", "test_sgd_steps", "test_adam_steps"} <= set(checked)
+    assert "--broker" in installation.run("foreseed-device", "--help")
 
 
 def test_install_without_a_compiler_warns_once_and_uses_numpy(model: Path, tmp_path: Path) -> None:
@@ -103,3 +162,8 @@ def test_install_without_a_compiler_warns_once_and_uses_numpy(model: Path, tmp_p
         names, loss = installation.loss(model)
         assert names == ["ReferenceEngine", "RuntimeWarning"]
         assert loss == pytest.approx(expected_loss(model), rel=1e-6)
+
+
+def test_oldest_python_here_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == f">=3.{OLDEST}"

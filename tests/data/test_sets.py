@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from foreseed.data import DataError, get, load
+from foreseed.data import DataError, get, load, sets
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +150,13 @@ def test_a_label_beyond_the_classes_is_refused(small_cifar, tmp_path):
     (folder / "test.bin").write_bytes(content)
     with pytest.raises(DataError, match="a label is 100, expected 0 to 99"):
         load("cifar100", tmp_path)
+
+
+def test_files_of_an_unknown_layout_are_refused(tmp_path, monkeypatch):
+    entry = dataclasses.replace(sets.SETS["cifar10"], layout="cifar1000")
+    monkeypatch.setattr(sets, "SETS", {"cifar10": entry})
+    with pytest.raises(DataError, match="cifar10: no reader for files of layout 'cifar1000'"):
+        load("cifar10", tmp_path)
 
 
 def test_an_unknown_name_lists_what_there_is():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foreseed.engine.types import Buffer
 from tests.engine import plain
-from tests.engine.conftest import Backend
 from tests.engine.vectors import PATH, make_vectors, parse_directions
+
+if TYPE_CHECKING:  # other interpreters check the vectors without pytest (`tests/test_install.py`)
+    from tests.engine.conftest import Backend
 
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(PATH.read_text())
 

@@ -48,6 +48,12 @@ def test_process_that_fails_is_reported() -> None:
         process_peak_bytes("bp-free", damaged)
 
 
+def test_process_of_an_unknown_kind_is_refused() -> None:
+    unknown: Any = "bp-some"
+    with pytest.raises(MeterError, match="'bp-some' cannot be measured; expected 'bp-free' or 'bp'"):
+        process_peak_bytes(unknown, pruned_lenet())
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -28,6 +28,13 @@ def test_seeds_are_averaged_with_their_sample_deviation(tmp_path):
     assert curve.flops[-1] == pytest.approx(statistics.mean(run.summary.total.flops for run in arm.runs))
 
 
+def test_mean_does_not_depend_on_the_order_of_the_seeds():
+    values = [2.0**120, 2.0**60, 1.0, -(2.0**120), -(2.0**60)]
+    assert sum(values) != 1
+    assert Stat.of(values) == Stat.of(sorted(values))
+    assert Stat.of(values).mean == 1 / len(values)
+
+
 def test_a_single_seed_has_no_deviation(tmp_path):
     run = write_run(tmp_path / "run", rounds=10)
     (row,) = summary_table([run])

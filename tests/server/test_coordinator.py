@@ -105,6 +105,17 @@ def test_only_devices_that_answered_count() -> None:
     np.testing.assert_allclose(before - coordinator.state.values, expected, atol=1e-6 * np.abs(expected).max())
 
 
+def test_mean_loss_is_rounded_once_whatever_python_adds_with() -> None:
+    # The built-in sum loses the 1, with the compensation of Python 3.12 as without.
+    losses = [2.0**120, 2.0**60, 1.0, -(2.0**120), -(2.0**60)]
+    assert sum(losses) != 1
+    coordinator = start(replace(RULES, per_round=len(losses)))
+    for loss, order in zip(losses, coordinator.open(), strict=True):
+        numbers = array("f", [loss, *reply_to(order).differences])
+        assert coordinator.receive(reply_to(order, samples=2)._replace(losses=numbers.tobytes())) is None
+    assert coordinator.close().base_loss == 1 / len(losses)
+
+
 def test_round_without_replies_cannot_be_closed_and_goes_on() -> None:
     coordinator = start()
     orders = coordinator.open()
@@ -361,6 +372,13 @@ def test_update_that_is_not_finite_is_refused_and_the_state_kept(optimiser: Opti
         np.testing.assert_array_equal(kept, buffer)
     assert coordinator.log == []
     assert (coordinator.state.last_seen == -1).all()
+
+
+@pytest.mark.parametrize("key", ["kind", "seeds", "robust"])
+def test_unknown_choices_are_refused_at_the_start(key: str) -> None:
+    unknown: Any = {key: "cauchy"}
+    with pytest.raises(ForeseedError, match=f"{key} 'cauchy' given, expected one of "):
+        replace(RULES, **unknown)
 
 
 def test_more_differences_than_a_reply_holds_are_refused_at_the_start() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 
+from foreseed.engine import ForeseedError
 from foreseed.server import Optimiser
 
 
@@ -33,3 +35,9 @@ def test_optimiser_keeps_only_the_vectors_that_it_uses() -> None:
     assert Optimiser("sgd", momentum=0.9).n_buffers == 1
     assert Optimiser("sgd", momentum=0.0).n_buffers == 0
     assert Optimiser("adam", momentum=0.0).n_buffers == 2
+
+
+def test_unknown_optimiser_is_refused() -> None:
+    unknown: Any = "adamw"
+    with pytest.raises(ForeseedError, match="optimiser 'adamw': expected 'sgd' or 'adam'"):
+        Optimiser(unknown)

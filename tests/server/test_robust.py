@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, project
 from foreseed.server import Coordinator, Optimiser, Rules
-from foreseed.server.robust import CLIP, SHARE, clipped, fair, trimmed_mean
+from foreseed.server.robust import CLIP, SHARE, added, clipped, fair, trimmed_mean
 from foreseed.wire import OrderMessage, Reply
 
 N, M, K, SIGMA = 600, 10, 40, 1e-3
@@ -136,6 +136,11 @@ def test_no_device_counts_for_much_more_than_the_median_one(samples: list[int]) 
     assert shares.max() <= SHARE * middle * (1 + 1e-9)
     # Whoever is not above the limit keeps its share of the others.
     np.testing.assert_allclose(shares / shares.min(), np.minimum(weights / weights.min(), shares.max() / shares.min()))
+
+
+def test_devices_are_added_one_by_one_for_a_single_direction_as_for_many() -> None:
+    column = np.random.default_rng(0).normal(size=(1000, 1))
+    assert added(column)[0] == added(np.hstack([column, column]))[0] == np.cumsum(column)[-1]
 
 
 def test_trim_needs_the_same_directions_on_every_device() -> None:

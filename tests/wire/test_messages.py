@@ -153,6 +153,12 @@ def test_hash_tells_vectors_apart_and_is_the_same_for_any_buffer() -> None:
     assert program_hash(b"program") == program_hash(bytearray(b"program")) != program_hash(b"programs")
 
 
+def test_hashes_are_those_that_the_protocol_names() -> None:
+    # BLAKE2b of "abc", as `b2sum -l 64` and `b2sum -l 128` give it.
+    assert values_hash(b"abc").hex() == "d8bb14d833d59559"
+    assert program_hash(b"abc").hex() == "cf4ab791c62b8d2b2109c90275287816"
+
+
 @pytest.mark.parametrize("total", [1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 7])
 def test_transfer_bytes_are_those_of_the_messages_that_it_takes(total: int) -> None:
     up = down = 0

@@ -18,6 +18,7 @@ from foreseed.data.store import read_member, where
 _TEST_SHARE = 5
 """Where a set has no test images of its own, one image in five becomes one."""
 _SPLIT_SEED = 0
+_LABEL_BYTES = {"cifar10": 1, "cifar100": 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +81,8 @@ def _digits(entry: Entry) -> Dataset:
 
 
 def _published(entry: Entry, root: str | os.PathLike[str] | None) -> Dataset:
+    if entry.layout not in ("idx", *_LABEL_BYTES):
+        raise DataError(f"{entry.name}: no reader for files of layout {entry.layout!r}; name another in the catalogue")
     folder = where(entry.name, root)
     command = f"`foreseed data get {entry.name}`"
     if folder is None:
@@ -90,7 +93,7 @@ def _published(entry: Entry, root: str | os.PathLike[str] | None) -> Dataset:
             # The four files are entered in the order in which a Dataset takes them.
             train, train_labels, test, test_labels = (read_idx(data, name) for name, data in parts)
             return _dataset(entry.name, _pad(train), train_labels, _pad(test), test_labels, entry.classes)
-        label_bytes = 2 if entry.layout == "cifar100" else 1
+        label_bytes = _LABEL_BYTES[entry.layout]
         *batches, (test, test_labels) = (read_cifar(data, label_bytes, name) for name, data in parts)
         train = np.concatenate([images for images, _ in batches])
         train_labels = np.concatenate([labels for _, labels in batches])

@@ -33,6 +33,8 @@ def process_peak_bytes(kind: Literal["bp-free", "bp"], program: Program, batch: 
     if kind == "bp-free":
         shard = bytes(_IMAGES * (1 + program.image_bytes))
         return device_peak_bytes(program, bytes(4 * program.n_live), shard, _DIRECTIONS, _SPREAD)
+    if kind != "bp":
+        raise MeterError(f"a process of kind {kind!r} cannot be measured; expected 'bp-free' or 'bp'")
     with TemporaryDirectory() as folder:
         return _peak("foreseed.meter.backprop_device", sys.path, folder, {"program": program.bytes}, str(batch))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from math import isfinite
+from math import fsum, isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -189,7 +189,8 @@ def _lay_out(model: nn.Module, program: Program) -> torch.memory_format:
 
 
 def _sum(losses: Tensor) -> float:
-    return float(losses.detach().double().sum())
+    # torch would add in an order that depends on its build and its threads.
+    return fsum(losses.detach().tolist())
 
 
 def _vector(numbers: Buffer) -> Vector:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import fsum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def round(world: World, fleet: Fleet, state: State) -> dict[str, Any]:
     if state.ema is not None:
         decay = np.float32(t.ema)
         state.ema = decay * state.ema + (1 - decay) * state.values
-    loss = sum(n * result.loss for n, result in zip(sizes, trained, strict=True)) / sum(sizes)
+    loss = fsum(n * result.loss for n, result in zip(sizes, trained, strict=True)) / sum(sizes)
     return {"round": number, "lr": lr, "train_loss": loss} | _cost(world, sizes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -27,8 +28,12 @@ class Stat:
     @staticmethod
     def of(values: Iterable[float]) -> Stat:
         """Mean and standard deviation of at least one number."""
-        numbers = np.array(list(values), float)
-        return Stat(float(numbers.mean()), float(numbers.std(ddof=1)) if numbers.size > 1 else None)
+        numbers = list(values)
+        # fsum gives the same bits with every Python and NumPy, and in whatever order the seeds come.
+        mean = fsum(numbers) / len(numbers)
+        if len(numbers) == 1:
+            return Stat(mean, None)
+        return Stat(mean, sqrt(fsum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1)))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import fsum
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -165,11 +166,11 @@ def _pair(stat: Stat) -> tuple[float, float | str]:
 
 
 def _caption_layers(rows: Sequence[_LayerRow], pruned: bool, dense: Sequence[Arm]) -> str:
-    work = amount(Stat(sum(row.flops.mean for row in rows), None), "FLOP")
+    work = amount(Stat(fsum(row.flops.mean for row in rows), None), "FLOP")
     if not pruned:
         return f"One image takes {work} through the dense network."
     lightest = min(rows, key=lambda row: row.density.mean)
-    whole = amount(Stat(sum(row.dense_flops for row in rows), None), "FLOP")
+    whole = amount(Stat(fsum(row.dense_flops for row in rows), None), "FLOP")
     keep = "keeps" if len(dense) == 1 else "keep"
     rest = f"; {listed([arm.label for arm in dense])} {keep} every weight" if dense else ""
     return (

@@ -6,6 +6,8 @@ from array import array
 from dataclasses import dataclass
 from typing import Literal
 
+from foreseed.engine.errors import ForeseedError
+
 
 @dataclass(frozen=True)
 class Optimiser:
@@ -19,6 +21,12 @@ class Optimiser:
     beta1: float = 0.9
     beta2: float = 0.99
     eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("sgd", "adam"):
+            raise ForeseedError(
+                f"optimiser {self.kind!r}: expected 'sgd' or 'adam'; set train.optimiser to one of them"
+            )
 
     @property
     def n_buffers(self) -> int:

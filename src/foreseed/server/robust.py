@@ -5,7 +5,9 @@ A device has no more to lie with than its loss differences and its number of sam
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Iterable
+from functools import reduce
+from math import ceil, fsum
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,7 @@ SHARE = 2.0
 def fair(weights: Array) -> Array:
     """The weights, none larger than SHARE times the median one, scaled to add up to 1."""
     limited = np.minimum(weights, SHARE * _median(weights))
-    shares: Array = limited / limited.sum()
+    shares: Array = limited / fsum(limited)
     return shares
 
 
@@ -40,8 +42,14 @@ def trimmed_mean(differences: Array, weights: Array, trim: float) -> Array:
     cut = min(ceil(round(trim * m, 6)), (m - 1) // 2)
     ranks = np.argsort(np.argsort(differences, axis=0, kind="stable"), axis=0, kind="stable")
     kept = np.where((ranks >= cut) & (ranks < m - cut), fair(weights)[:, None], 0.0)
-    mean: Array = (kept * differences).sum(axis=0) / kept.sum(axis=0)
+    mean: Array = added(kept * differences) / added(kept)
     return mean
+
+
+def added(rows: Iterable[Array]) -> Array:
+    """The rows added up one after the other."""
+    # np.sum does so too, but for rows of a single number, which it adds in an order of its own.
+    return reduce(np.add, rows)
 
 
 def _median(sizes: Array) -> float:

@@ -7,6 +7,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import fsum
 from typing import Any, TypeVar
 
 import numpy as np
@@ -96,7 +97,7 @@ class Fleet:
         chunks = [test.part(at, min(_TEST_CHUNK, test.count - at)) for at in range(0, test.count, _TEST_CHUNK)]
         frozen = stats if stats is not None and stats.size else None
         results = list(self.map(lambda chunk: self.engine.loss(values, chunk, frozen), chunks))
-        return sum(correct for _, correct in results) / test.count, sum(loss for loss, _ in results) / test.count
+        return sum(correct for _, correct in results) / test.count, fsum(loss for loss, _ in results) / test.count
 
     @property
     def engine(self) -> Engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from foreseed.config import Config
 from foreseed.data import Dataset, Partition, dirichlet, iid, k_classes, load
+from foreseed.engine.errors import ForeseedError
 
 
 def share_out(config: Config) -> tuple[Dataset, Partition]:
@@ -14,4 +15,6 @@ def share_out(config: Config) -> tuple[Dataset, Partition]:
         return data, iid(data.train_labels, c.devices, config.seed)
     if c.partition == "k-classes":
         return data, k_classes(data.train_labels, c.devices, c.classes_per_device, config.seed)
-    return data, dirichlet(data.train_labels, c.devices, c.beta, config.seed, c.min_size)
+    if c.partition == "dirichlet":
+        return data, dirichlet(data.train_labels, c.devices, c.beta, config.seed, c.min_size)
+    raise ForeseedError(f"data.partition {c.partition!r}: expected 'iid', 'k-classes' or 'dirichlet'; set one of them")

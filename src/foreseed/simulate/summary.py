@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import fsum
 from typing import Any, Literal
 
 from foreseed.engine import Engine, Program
@@ -10,14 +11,15 @@ from foreseed.meter import MeterError, planned_bp_bytes, process_peak_bytes
 from foreseed.simulate.world import World
 
 _LAST = 5
-_SUMS = ("flops", "dense_flops", "forward_passes", "bytes_up", "bytes_down", "seconds")
+_COUNTS = ("flops", "dense_flops", "forward_passes", "bytes_up", "bytes_down")
 
 
 def summarise(world: World, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The summary of a finished run, as it goes into summary.json."""
     config, program = world.config, world.program
     accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
-    total = {key: sum(row[key] for row in rows) for key in _SUMS}
+    # Counts are whole numbers and stay exact; fsum rounds floats the same in every Python version, as sum does not.
+    total = {key: sum(row[key] for row in rows) for key in _COUNTS} | {"seconds": fsum(row["seconds"] for row in rows)}
     device_rounds = sum(row["devices"] for row in rows)
     return {
         "name": config.run_name,
@@ -34,10 +36,10 @@ def summarise(world: World, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "dense_macs": program.dense_macs,
         "final_accuracy": accuracies[-1],
         "max_accuracy": max(accuracies),
-        "last_mean_accuracy": sum(accuracies[-_LAST:]) / len(accuracies[-_LAST:]),
+        "last_mean_accuracy": fsum(accuracies[-_LAST:]) / len(accuracies[-_LAST:]),
         "final_ema_accuracy": rows[-1]["ema_accuracy"],
         "total": total,
-        "per_device_round": {key: total[key] / device_rounds for key in _SUMS if key != "seconds"},
+        "per_device_round": {key: total[key] / device_rounds for key in _COUNTS},
         "memory": _memory(world),
         "layers": [
             asdict(layer) | {"kind": layer.kind.name.lower(), "density": layer.density}
