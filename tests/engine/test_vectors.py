@@ -29,7 +29,7 @@ def settings(entry: dict[str, Any], *names: str) -> list[float]:
 
 
 def test_the_file_is_what_plain_python_makes() -> None:
-    assert make_vectors() == VECTORS
+    assert make_vectors() == {name: entries for name, entries in VECTORS.items() if name != "worlds"}
 
 
 def test_philox_words(backend: Backend) -> None:

@@ -44,10 +44,11 @@ def make_vectors() -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def write() -> None:
-    """Write the file, one vector a line."""
+def write(worlds: list[dict[str, str]] | None = None) -> None:
+    """Write the file, one vector a line; worlds are kept as they are, unless given (`tests.simulate.worlds`)."""
     sections = []
-    for name, entries in make_vectors().items():
+    kept = json.loads(PATH.read_text()).get("worlds", [])
+    for name, entries in (make_vectors() | {"worlds": kept if worlds is None else worlds}).items():
         lines = ",\n    ".join(json.dumps(entry) for entry in entries)
         sections.append(f'  "{name}": [\n    {lines}\n  ]')
     PATH.write_text("{\n" + ",\n".join(sections) + "\n}\n")

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -145,33 +146,56 @@ def test_dead_units_score_zero_in_one_draw_and_yet_nothing_collapses() -> None:
     assert all(live.any() for live in result.mask.values())
 
 
+# What a pruner does to an architecture is a claim about all seeds: several are tried, and their mean must lie on the
+# claimed side by three of its standard errors.
+
+
+def clear_of(samples: list[float], bound: float) -> float:
+    """How many standard errors the samples' mean lies above a bound."""
+    return (np.mean(samples) - bound) / (np.std(samples, ddof=1) / np.sqrt(len(samples)))
+
+
 @pytest.mark.slow
 def test_lenet5_at_a_tenth_keeps_its_convs_and_thins_its_linear_layers() -> None:
-    result = foresight(build("lenet5", CIFAR, 10), 0.1, input_shape=CIFAR)
-    shares = dict(zip(["conv1", "conv2", "fc1", "fc2", "fc3"], result.densities.values(), strict=True))
-    assert shares["conv1"] == pytest.approx(0.744, abs=0.03)
-    assert shares["conv2"] == pytest.approx(0.70, abs=0.03)
-    assert shares["fc1"] == pytest.approx(0.071, abs=0.003)
-    assert shares["fc2"] == pytest.approx(0.042, abs=0.006)
-    assert shares["fc3"] == pytest.approx(0.408, abs=0.06)
+    seeds = range(4)
+    results = [
+        foresight(build("lenet5", CIFAR, 10, seed=seed), 0.1, input_shape=CIFAR, iterations=20, batch=20, seed=seed)
+        for seed in seeds
+    ]
+    names = ["conv1", "conv2", "fc1", "fc2", "fc3"]
+    shares = {name: [r.densities[f"{name}.weight"] for r in results] for name in names}
+    assert clear_of(shares["conv1"], 0.5) > 3
+    assert clear_of(shares["conv2"], 0.5) > 3
+    assert clear_of(shares["fc3"], 0.2) > 3
+    assert clear_of(shares["fc1"], 0.1) < -3
+    assert clear_of(shares["fc2"], 0.1) < -3
 
 
-# The two models of the paper's pruning table, at 80 % sparsity and its T_p; it reports 0.72 and 0.43 of the FLOPs.
-# A batch of 20 instead of 100 takes a fifth of the time, and raises ResNet-20's ratio by 0.02 to 0.03.
+# The two models of the paper's pruning table, at 80 % sparsity; it reports 0.72 and 0.43 of the FLOPs. A batch of 10
+# instead of 100 and fewer iterations than its T_p (50, 20) take a hundredth of the time.
+
+
+def mac_ratios(name: str, classes: int, iterations: int, **options: str) -> list[float]:
+    ratios = []
+    for seed in range(3):
+        model = build(name, CIFAR, classes, seed=seed, **options)
+        result = foresight(model, 0.2, input_shape=CIFAR, iterations=iterations, redraws=2, batch=10, seed=seed)
+        ratios.append(mac_ratio(model, result.mask))
+    return ratios
 
 
 @pytest.mark.slow
 def test_lenet5_wide_at_a_fifth_keeps_most_of_its_flops() -> None:
-    model = build("lenet5-wide", CIFAR, 10)
-    result = foresight(model, 0.2, input_shape=CIFAR, iterations=50, batch=20)
-    assert 0.65 <= mac_ratio(model, result.mask) <= 0.73
+    ratios = mac_ratios("lenet5-wide", 10, 10)
+    assert clear_of(ratios, 0.5) > 3
+    assert max(ratios) < 0.727, "more than with all convolutions kept"
 
 
 @pytest.mark.slow
-def test_resnet20_at_a_fifth_keeps_less_than_half_of_its_flops() -> None:
-    model = build("resnet20", CIFAR, 100, norm="batch")
-    result = foresight(model, 0.2, input_shape=CIFAR, iterations=20, batch=20)
-    assert 0.36 <= mac_ratio(model, result.mask) <= 0.46
+def test_resnet20_at_a_fifth_keeps_less_than_half_of_its_flops_and_more_than_its_share() -> None:
+    ratios = mac_ratios("resnet20", 100, 5, norm="batch")
+    assert clear_of(ratios, 0.5) < -3
+    assert clear_of(ratios, 0.2) > 3
 
 
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.5, float("nan")])

@@ -238,7 +238,9 @@ def test_run_whose_world_cannot_be_made_again_is_not_resumed(bars: Path, tmp_pat
     run(config, tmp_path / "run")
     write_bars(mine, train=119)
     before = files(tmp_path / "run")
-    with pytest.raises(RunError, match=r"data, mask or first weights are not made here as they were .* env\.json"):
+    with pytest.raises(
+        RunError, match=r"its data and partition and initial values differ from what it began with; .* env\.json"
+    ):
         run(config, tmp_path / "run", resume=True)
     assert files(tmp_path / "run") == before
 

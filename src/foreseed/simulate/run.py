@@ -181,13 +181,14 @@ def _write_start(world: World, folder: Path) -> None:
     """What is known before the first round; a run that is resumed must start from the same world."""
     for name in ("checkpoint", "figures"):
         (folder / name).mkdir(exist_ok=True)
-    digest, begun, env = world.digest().encode(), folder / "checkpoint" / "world", folder / "env.json"
-    if begun.exists() and begun.read_bytes() != digest:
+    digests, begun, env = world.digests(), folder / "checkpoint" / "world.json", folder / "env.json"
+    then = json.loads(begun.read_bytes()) if begun.exists() else digests
+    if changed := [part for part in digests if digests[part] != then.get(part)]:
         raise RunError(
-            f"{folder}: its data, mask or first weights are not made here as they were when it began; resume it with "
-            f"the same data, on a machine and with versions as in {env.name}"
+            f"{folder}: made here, its {' and '.join(changed)} differ{'s' if len(changed) == 1 else ''} from what it "
+            f"began with; resume it with the same data and the versions in {env.name}"
         )
-    write_whole(begun, digest)
+    write_whole(begun, json.dumps(digests).encode())
     if not env.exists():
         write_whole(env, json.dumps(environment(), indent=1).encode())
     if world.pruning is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from foreseed.config import Config
 from foreseed.data import Dataset, Partition
 from foreseed.draws import Draws
 from foreseed.engine import Program, Samples
+from foreseed.engine.types import Buffer
 from foreseed.models import build, compile, stats
 from foreseed.prune import PruneResult, Step, apply_mask, foresight, rescale
 from foreseed.simulate.shares import share_out
@@ -43,12 +44,16 @@ class World:
     pruning: PruneResult | None
     pruning_seconds: float
 
-    def digest(self) -> str:
-        """Names all that decides a run beside its config: the same for equal worlds, and for no others."""
-        digest = hashlib.sha256(self.program.bytes)
-        for part in (self.values, self.stats, self.starts, self.records, self.test):
-            digest.update(np.ascontiguousarray(part).data)
-        return digest.hexdigest()
+    def digests(self) -> dict[str, str]:
+        """All that decides a run beside its config, part by part: equal worlds have equal ones, and no others."""
+        data, mask = self.data, {} if self.pruning is None else self.pruning.mask
+        parts: dict[str, Iterable[Buffer]] = {
+            "data": (data.train_images, data.train_labels, self.test),
+            "partition": (self.partition.sizes, *self.partition.indices),
+            "mask": [live.numpy() for live in mask.values()],
+            "initial values": (self.program.bytes, self.values, self.stats),
+        }
+        return {name: _digest(buffers) for name, buffers in parts.items()}
 
     def samples(self, device: int) -> Samples:
         """The images of one device, where they lie."""
@@ -90,6 +95,13 @@ def normalised(data: Dataset, images: Bytes) -> torch.Tensor:
     pixels = torch.from_numpy(np.ascontiguousarray(images)).float() / 255
     mean, std = (torch.tensor(x).view(-1, 1, 1) for x in (data.mean, data.std))
     return (pixels - mean) / std
+
+
+def _digest(buffers: Iterable[Buffer]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for buffer in buffers:
+        digest.update(memoryview(buffer).cast("B") if isinstance(buffer, bytes) else np.ascontiguousarray(buffer).data)
+    return digest.hexdigest()
 
 
 def _records(images: Bytes, labels: Bytes) -> Bytes:

@@ -1,0 +1,52 @@
+"""Masks, one a model and pruner, named by their hashes: `python -m tests.prune.everywhere` prints them as JSON.
+
+What it prints must not depend on the machine, on torch's kernels or on the number of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+
+import torch
+
+from foreseed.draws import Draws
+from foreseed.models import build
+from foreseed.prune import PRUNERS, Mask, foresight
+
+SHAPE = (3, 32, 32)
+MODELS = {
+    "lenet5": {"name": "lenet5", "activation": "relu"},
+    "lenet5 with hardswish": {"name": "lenet5", "activation": "hardswish"},
+    "lenet5-wide": {"name": "lenet5-wide"},
+    "resnet20 with GroupNorm": {"name": "resnet20", "norm": "group"},
+    "resnet20 with BatchNorm": {"name": "resnet20", "norm": "batch"},
+}
+
+
+def digest(mask: Mask) -> str:
+    """The name of a mask."""
+    return hashlib.blake2b(b"".join(live.numpy().tobytes() for live in mask.values()), digest_size=16).hexdigest()
+
+
+def masks(iterations: int) -> dict[str, str]:
+    """Every model pruned by every pruner."""
+    images = [torch.from_numpy(Draws(7, device).normals(6, *SHAPE)) for device in range(2)]
+    found = {}
+    for model, options in MODELS.items():
+        for pruner in PRUNERS:
+            net = build(in_shape=SHAPE, classes=10, seed=3, **options)
+            result = foresight(
+                net, 0.1, pruner=pruner, input_shape=SHAPE, iterations=iterations, redraws=2, batch=6, seed=3,
+                device_data=images,
+            )  # fmt: skip
+            found[f"{model}, {pruner}"] = digest(result.mask)
+    return found
+
+
+if __name__ == "__main__":
+    iterations, threads, onednn = (int(word) for word in sys.argv[1:])
+    torch.set_num_threads(threads)
+    torch.backends.mkldnn.enabled = bool(onednn)  # type: ignore[assignment]
+    print(json.dumps({"kernels": torch.backends.cpu.get_cpu_capability(), "masks": masks(iterations)}))

@@ -1,0 +1,82 @@
+"""What the shipped experiments start from, by hashes: the section "worlds" of `docs/vectors.json`.
+
+`python -m tests.simulate.worlds` makes all of them again and says which differ (some ten minutes, most of it the
+pruning of large models); with `--write` it writes them. Data sets that must be downloaded are not needed: partitions
+are those of as many labels in turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foreseed.config import Config, load
+from foreseed.models import build
+from foreseed.prune import apply_mask, foresight, rescale
+from foreseed.simulate import make_world
+from foreseed.simulate.shares import partition_of
+from tests.engine.vectors import PATH, write
+from tests.prune.everywhere import SHAPE, digest
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "experiments").rglob("*.toml"))
+
+
+def is_quick(config: Config) -> bool:
+    """Whether the mask is found in seconds."""
+    return config.model.name == "lenet5"
+
+
+def parts_of(experiment: str, all_masks: bool) -> dict[str, str]:
+    """The hashes of an experiment's world; without the mask where that takes minutes, unless it is asked for."""
+    config = load(ROOT / experiment)
+    if config.data.set == "digits":
+        return make_world(config).digests()
+    classes = 100 if config.data.set == "cifar100" else 10
+    partition = partition_of(config, np.arange(50_000) % classes)
+    parts = {"partition": _hash(*partition.indices)}
+    if config.prune.pruner != "ntk-ori" and (all_masks or is_quick(config)):
+        c = config.model
+        parts |= _mask_and_values(
+            c.name, classes, c.activation, c.norm, c.init, config.seed, config.effective_density,
+            config.prune.model_dump_json(),
+        )  # fmt: skip
+    return parts
+
+
+@cache
+def _mask_and_values(
+    name: str, classes: int, activation: str, norm: str, init: str, seed: int, density: float, prune: str
+) -> dict[str, str]:
+    p: dict[str, Any] = json.loads(prune)
+    model = build(name, SHAPE, classes, activation=activation, norm=norm, init=init, seed=seed)
+    del p["density"]
+    scale = rescale if p.pop("rescale") else apply_mask
+    mask = foresight(model, density, input_shape=SHAPE, seed=seed, **p).mask
+    values = [q.detach().numpy() for q in scale(model, mask).parameters()]
+    return {"mask": digest(mask), "initial values": _hash(*values)}
+
+
+def _hash(*arrays: Any) -> str:
+    return hashlib.blake2b(b"".join(array.tobytes() for array in arrays), digest_size=16).hexdigest()
+
+
+def main() -> None:
+    worlds = []
+    for experiment in EXPERIMENTS:
+        worlds.append({"experiment": experiment, **parts_of(experiment, all_masks=True)})
+        print(json.dumps(worlds[-1]), flush=True)
+    if "--write" in sys.argv:
+        write(worlds)
+    elif worlds != json.loads(PATH.read_text())["worlds"]:
+        raise SystemExit("some differ from docs/vectors.json")
+
+
+if __name__ == "__main__":
+    main()
