@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from foreseed.cli import main
-from tests.serve.broker import free_ports
+from tests.fleet.broker import free_ports
 
 PATIENCE = 60.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""

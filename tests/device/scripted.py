@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.device.member import Member
 from foreseed.engine.program import Act, Kind, Op, Program, assemble
-from foreseed.server import Coordinator, Optimiser, Rules
 from foreseed.wire import (
     CHUNK,
     PROGRAM,

@@ -18,13 +18,13 @@ from foreseed.device import agent
 from foreseed.device.member import Member
 from foreseed.device.state import load
 from foreseed.engine import Program
-from foreseed.serve.keys import SERVER, Identity, make_keys
+from foreseed.fleet.keys import SERVER, Identity, make_keys
 from foreseed.transport import loop, topics
 from foreseed.transport.link import LinkError, Publication, broker
 from foreseed.transport.loop import Loop
 from foreseed.wire import Fetch, Join, Leave, Message, Presence, Ready, Reply, decode, encode
 from tests.device.scripted import RUN, Server, ask, join, small_coordinator, small_program, write_shard
-from tests.serve.broker import Mosquitto, free_ports
+from tests.fleet.broker import Mosquitto, free_ports
 
 PATIENCE = 60.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""

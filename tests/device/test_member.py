@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from foreseed.coordinator import Optimiser
 from foreseed.device.member import Member
 from foreseed.device.state import load, save
-from foreseed.server import Optimiser
 from foreseed.wire import (
     CHUNK,
     NOTHING_HELD,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from foreseed.simulate.fleet import Fleet
 
 from foreseed.device.member import Member
 from foreseed.methods import ntk_baffle
 from foreseed.simulate import World, make_world
-from foreseed.simulate.fleet import Fleet
 from foreseed.wire import (
     Fetch,
     Message,

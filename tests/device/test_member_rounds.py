@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from foreseed.coordinator import Optimiser
 from foreseed.device import state as state_module
 from foreseed.device.member import Member
 from foreseed.device.worker import Worker
 from foreseed.engine import SHARED_DEVICE
-from foreseed.server import Optimiser
 from foreseed.wire import (
     CHUNK,
     NOTHING_HELD,

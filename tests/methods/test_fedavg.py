@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreseed import models
+from foreseed.coordinator import Coordinator, Optimiser, Rules
+from foreseed.coordinator.sampling import sample
 from foreseed.engine import ForeseedError, ValuesError
 from foreseed.methods import fedavg
 from foreseed.methods.backprop import LocalTrainer
-from foreseed.server import Coordinator, Optimiser, Rules
-from foreseed.server.sampling import sample
 from tests.methods.small import digits, lenet, pruned, with_batch_norm
 
 SIZES = [7, 12, 5, 16, 9]

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from foreseed import models
+from foreseed.coordinator import Coordinator
 from foreseed.engine import SHARED_DEVICE, Directions, Engine, Samples, direction
 from foreseed.methods import ntk_baffle
-from foreseed.server import Coordinator
 from foreseed.simulate import World, fleet, make_world
 from foreseed.wire import CHUNK, NOTHING_HELD, PROGRAM, STATE, Chunk, Fetch, Reply, decode, encode
 from tests.simulate.small import WITH_BATCH_NORM, small_config

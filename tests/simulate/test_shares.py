@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from foreseed.simulate.shares import share_out
 
 from foreseed.config import load
 from foreseed.engine import ForeseedError
-from foreseed.simulate.shares import share_out
 
 
 def test_unknown_partition_is_refused() -> None:

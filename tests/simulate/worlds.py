@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from foreseed.simulate.shares import partition_of
 
 from foreseed.config import Config, load
 from foreseed.models import build
 from foreseed.prune import apply_mask, foresight, rescale
 from foreseed.simulate import make_world
-from foreseed.simulate.shares import partition_of
 from tests.engine.vectors import PATH, write
 from tests.prune.everywhere import SHAPE, digest
 

@@ -20,10 +20,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from foreseed.serve.keys import make_keys
+from foreseed.fleet.keys import make_keys
 from foreseed.transport import link
 from foreseed.transport.link import Link, LinkError, broker
-from tests.serve.broker import Mosquitto, free_ports
+from tests.fleet.broker import Mosquitto, free_ports
 
 PATIENCE = 30.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""

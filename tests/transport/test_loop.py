@@ -13,7 +13,7 @@ from foreseed.transport import loop as loop_module
 from foreseed.transport.inbox import Inbox
 from foreseed.transport.link import LinkError, Publication, broker
 from foreseed.transport.loop import Loop
-from tests.serve.broker import Mosquitto
+from tests.fleet.broker import Mosquitto
 
 PATIENCE = 30.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""

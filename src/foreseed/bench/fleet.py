@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import resource
 import tempfile
@@ -14,13 +13,16 @@ from typing import Any
 
 from foreseed.bench.machine import describe_machine
 from foreseed.config import Config, load
+from foreseed.data import load as load_data
 from foreseed.data import shard_name, write_shards
 from foreseed.device.member import Member
 from foreseed.device.session import Session
-from foreseed.serve.local import Mosquitto
-from foreseed.serve.served import ServedFleet, Table
-from foreseed.serve.testbed import Testbed
-from foreseed.simulate import Progress, make_world, run
+from foreseed.fleet.devices import Table
+from foreseed.fleet.experiment import run_served
+from foreseed.fleet.local import Mosquitto
+from foreseed.fleet.testbed import Testbed
+from foreseed.runs import Progress, Run, read_run
+from foreseed.simulate import prepare
 from foreseed.transport.link import broker
 from foreseed.transport.loop import Loop
 
@@ -48,26 +50,24 @@ def bench_fleet(devices: int, per_round: int, rounds: int, say: Callable[[str], 
     """A run of LeNet-5 at density 0.1, K = 50, on real device processes behind mosquitto with TLS."""
     config = _config(devices, per_round, rounds)
     with tempfile.TemporaryDirectory() as folder, Testbed(Path(folder), limit=_LIMIT) as bed:
-        summary = bed.run(config, _Quiet(say))
-        rows = _rows(Path(folder) / config.run_name)
-    return _result(config, summary, rows) | {"tls": bed.secure, "agents": "a process each"}
+        bed.run(config, _Quiet(say))
+        run = read_run(Path(folder) / config.run_name)
+    return _result(config, run) | {"tls": bed.secure, "agents": "a process each"}
 
 
 def bench_light_fleet(devices: int, per_round: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """The same with processes that hold hundreds of agents, each with a connection of its own, without TLS."""
     config = _config(devices, per_round, rounds)
-    world = make_world(config)
+    task, population = prepare(config)
     _raise_file_limit()
     with tempfile.TemporaryDirectory() as name, Mosquitto.plain() as mosquitto:
         folder = Path(name)
-        write_shards(world.data, world.partition, folder / "shards")
+        write_shards(load_data(config.data.set), population.partition, folder / "shards")
         with _light_agents(mosquitto.url, folder / "shards", devices):
-            summary = run(
-                config, folder / "run", world=world, watch=_Quiet(say).progress,
-                devices=lambda world: ServedFleet(world, folder / "run", broker(mosquitto.url), say),
-            )  # fmt: skip
-        rows = _rows(folder / "run")
-    return _result(config, summary, rows) | {"tls": False, "agents": "hundreds in a process"}
+            watch = _Quiet(say).progress
+            run_served(config, folder / "run", broker(mosquitto.url), say, watch=watch, task=task)
+        run = read_run(folder / "run")
+    return _result(config, run) | {"tls": False, "agents": "hundreds in a process"}
 
 
 _TOGETHER = 250
@@ -116,23 +116,20 @@ def _config(devices: int, per_round: int, rounds: int) -> Config:
     return load(None, [*_WORK, *sizes])
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
-
-
-def _result(config: Config, summary: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _result(config: Config, run: Run) -> dict[str, Any]:
     """Bytes are of one device in one round, with joining, program and states shared out over all rounds."""
-    fleet, answers = summary["fleet"], sum(row["devices"] for row in rows)
+    fleet, answers = run.summary.fleet, sum(row.devices for row in run.rounds)
+    assert fleet is not None
     return {
-        **{key: fleet[key] / answers for key in _BYTES},
+        **{key: getattr(fleet, key) / answers for key in _BYTES},
         # A reply alone: the least of a round, as joining and fetching come on top.
-        "reply_wire_bytes": min(row["wire_up"] / row["devices"] for row in rows),
-        "device_peak_mb": fleet["device_peak_mb"],
-        "round_overhead_ms": fleet["round_overhead_ms"],
-        "rounds": len(rows),
+        "reply_wire_bytes": min((row.wire_up or 0) / row.devices for row in run.rounds),
+        "device_peak_mb": fleet.device_peak_mb,
+        "round_overhead_ms": fleet.round_overhead_ms,
+        "rounds": len(run.rounds),
         "devices": config.data.devices,
         "per_round": config.data.per_round,
         "replies": answers,
-        "refused": sum(fleet["refused"].values()),
+        "refused": sum(fleet.refused.values()),
         "machine": describe_machine(),
     }

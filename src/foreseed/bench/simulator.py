@@ -8,10 +8,10 @@ from typing import Any
 
 from foreseed.bench.machine import describe_machine
 from foreseed.config import load
-from foreseed.engine import Engine, Samples
+from foreseed.engine import Program
 from foreseed.methods import ntk_baffle
-from foreseed.simulate.fleet import Fleet
-from foreseed.simulate.world import make_world
+from foreseed.methods.workers import Workers
+from foreseed.simulate import SimulatedDevices, prepare
 
 _SETTINGS = (
     "prune.pruner=random", "data.devices=100", "data.per_round=100", "data.min_size=5", "data.partition=iid",
@@ -22,7 +22,7 @@ _SETTINGS = (
 class _Timed:
     """An engine whose calls are timed."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Any) -> None:
         self._engine, self.seconds = engine, 0.0
 
     def __getattr__(self, name: str) -> Any:
@@ -38,17 +38,17 @@ class _Timed:
         return timed
 
 
-class _TimedFleet(Fleet):
-    """A fleet of one thread that knows how long it was inside the engine."""
+class _TimedWorkers(Workers):
+    """One thread that knows how long it was inside the engine."""
 
     inside = 0.0
 
-    @property
-    def engine(self) -> Any:
-        return self._mine("timed", lambda: self._watch(Engine(self.world.program, batch=32, directions=8)))
+    def make_engine(self, program: Program) -> Any:
+        self.timed = _Timed(super().make_engine(program))
+        return self.timed
 
     def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterable[Any]:
-        # What `close` maps is the estimate, which is the engine's; what `ask` maps is the devices.
+        # What learning maps is the estimate, which is the engine's; what asking maps is the devices.
         if getattr(work, "__name__", "") != "piece":
             return super().map(work, items)
         began = time.perf_counter()
@@ -56,25 +56,22 @@ class _TimedFleet(Fleet):
         self.inside += time.perf_counter() - began
         return results
 
-    def _watch(self, engine: Engine) -> _Timed:
-        self.timed = _Timed(engine)
-        return self.timed
-
 
 def bench_simulator(rounds: int = 20) -> dict[str, Any]:
     """Run rounds of 100 small devices on one thread; the best round counts, since machines are noisy."""
-    world = make_world(load(None, _SETTINGS))
-    fleet, state = _TimedFleet(world), ntk_baffle.init(world)
-    devices = world.config.data.per_round
+    task, population = prepare(load(None, _SETTINGS))
+    workers = _TimedWorkers(task)
+    fleet, state = SimulatedDevices(task, population, workers=workers), ntk_baffle.init(task)
+    devices = task.config.data.per_round
     overheads, engines = [], []
     try:
-        fleet.evaluate(world.values)  # so that the engine is there
+        fleet.evaluate(task.program, task.values, task.stats)  # so that the engine is there
         for _ in range(rounds):
-            before = fleet.timed.seconds + fleet.inside
+            before = workers.timed.seconds + workers.inside
             began = time.perf_counter()
-            ntk_baffle.round(world, fleet, state)
+            ntk_baffle.round(task, fleet, state)
             seconds = time.perf_counter() - began
-            inside = fleet.timed.seconds + fleet.inside - before
+            inside = workers.timed.seconds + workers.inside - before
             overheads.append((seconds - inside) / devices)
             engines.append(inside / devices)
     finally:
@@ -84,6 +81,6 @@ def bench_simulator(rounds: int = 20) -> dict[str, Any]:
         "engine_ms": 1e3 * min(engines),
         "devices": devices,
         "rounds": rounds,
-        "samples_per_device": Samples.records(world.records, world.program.image_bytes).count / devices,
+        "samples_per_device": len(population.records) / devices,
         "machine": describe_machine(),
     }

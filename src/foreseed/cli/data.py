@@ -12,7 +12,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from foreseed import data
-from foreseed.config import load
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list them, get them, look at them, write device shards.")
 
@@ -92,11 +91,12 @@ def shard(
 
     Example: foreseed data shard experiments/demo.toml data.devices=5 --out shards
     """
-    from foreseed.simulate.shares import share_out
+    from foreseed.cli.experiment import config_of
+    from foreseed.simulate.population import partition_of
 
-    files = [Path(word) for word in words or [] if "=" not in word]
-    config = load(files[0] if files else None, [word for word in words or [] if "=" in word])
-    dataset, partition = share_out(config)
+    config = config_of(words or [])
+    dataset = data.load(config.data.set, config.data.root or None)
+    partition = partition_of(config, dataset.train_labels)
     index = data.write_shards(dataset, partition, out)
     data.picture(partition, dataset.classes, out / "partition.png")
     sizes = partition.sizes

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from foreseed.cli.progress import Watcher
 from foreseed.config import Config
-from foreseed.serve.served import Table as Devices
-from foreseed.simulate import Progress
+from foreseed.fleet.devices import Table as Devices
+from foreseed.runs import Progress
 
 _MOST = 30
 """Rows of the table; a larger fleet shows the devices that were heard of last."""

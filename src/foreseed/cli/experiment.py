@@ -88,33 +88,32 @@ def prune(
     Example: foreseed prune experiments/demo.toml prune.density=0.2 --out mask.npz
     """
     from foreseed.prune import save_mask
-    from foreseed.simulate import make_world
+    from foreseed.simulate import prepare
 
     config = config_of(words or [])
     if out.exists():
         raise ConfigError(f"{out} exists; choose another --out")
-    world = make_world(config)
-    if world.pruning is None:
+    task, _ = prepare(config)
+    if task.pruning is None:
         raise ConfigError(f"method {config.method} at density {config.effective_density} has nothing to prune")
-    save_mask(out, world.pruning.mask)
+    save_mask(out, task.pruning.mask)
     if as_json:
-        print(json.dumps({"mask": str(out), "densities": world.pruning.densities, **_work(world.program)}))
+        print(json.dumps({"mask": str(out), "densities": task.pruning.densities, **_work(task.program)}))
         return
     console = Console()
-    console.print(_densities(world.program))
+    console.print(_densities(task.program))
     console.print(f"mask: {out}")
 
 
 def _one(config: Config, folder: Path, resume: bool, quiet: bool, like: Path | None = None) -> dict[str, Any]:
     from foreseed.cli.progress import Watcher
-    from foreseed.simulate import Fleet, participants
-    from foreseed.simulate import run as run_experiment
+    from foreseed.runs import participants
+    from foreseed.simulate import run_simulated
 
     taken = None if like is None else participants(like, config.rounds)
     with Watcher(Console(stderr=True), quiet) as watch:
-        return run_experiment(
-            config, folder, resume=resume, watch=watch, devices=lambda world: Fleet(world, taken)
-        )  # fmt: skip
+        summary = run_simulated(config, folder, resume=resume, watch=watch, participants=taken)
+    return summary.model_dump()
 
 
 def finish(runs: list[Path], folder: Path, as_json: bool, result: Any) -> None:

@@ -30,7 +30,7 @@ def keys(
 
     Example: foreseed fleet keys keys --count 10 --host broker.example.org
     """
-    from foreseed.serve.keys import make_keys
+    from foreseed.fleet.keys import make_keys
 
     if count is not None and not 1 <= count <= _MOST:
         raise ForeseedError(f"--count {count}: expected 1 to {_MOST} devices")

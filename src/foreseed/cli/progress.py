@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from foreseed.simulate import Progress as RunProgress
+from foreseed.runs import Progress as RunProgress
 
 
 class Watcher:
@@ -47,18 +47,21 @@ class Watcher:
                 self._task = self._live.add_task(name, total=progress.total, said="")
             assert self._task is not None
             self._live.update(self._task, completed=progress.done, said=said)
-        elif progress.done == progress.total or (progress.stage == "train" and progress.row["accuracy"] is not None):
+        elif progress.done == progress.total or (progress.row is not None and progress.row.accuracy is not None):
             self.console.print(
                 f"{progress.config.run_name}: {progress.stage} {progress.done}/{progress.total}{said}", soft_wrap=True
             )
+        if progress.note:
+            self.console.print(f"{progress.config.run_name}: {progress.note}", soft_wrap=True)
         self._stage = progress.stage
 
     def _said(self, progress: RunProgress) -> str:
-        if progress.stage != "train":
+        row = progress.row
+        if row is None:
             return ""
         if self._stage != "train":
-            self._began, self._bytes = (time.monotonic() - progress.row["seconds"], progress.done - 1), 0
-        self._bytes += progress.row["bytes_up"] + progress.row["bytes_down"]
+            self._began, self._bytes = (time.monotonic() - row.seconds, progress.done - 1), 0
+        self._bytes += row.bytes_up + row.bytes_down
         rate = (progress.done - self._began[1]) / max(time.monotonic() - self._began[0], 1e-9)
         accuracy = "" if progress.accuracy is None else f"  accuracy {100 * progress.accuracy:.2f} %"
-        return f"{accuracy}  loss {progress.row['train_loss']:.3f}  {rate:.1f} rounds/s  {self._bytes / 1e6:.1f} MB"
+        return f"{accuracy}  loss {row.train_loss:.3f}  {rate:.1f} rounds/s  {self._bytes / 1e6:.1f} MB"

@@ -37,8 +37,8 @@ def serve(
     --key server.key
     """
     from foreseed.cli.devices import DeviceTable
-    from foreseed.serve.served import ServedFleet, check
-    from foreseed.simulate import World, run
+    from foreseed.fleet.devices import check
+    from foreseed.fleet.experiment import run_served
     from foreseed.transport.link import broker as broker_at
 
     config = config_of(words or [])
@@ -49,14 +49,11 @@ def serve(
     # The embedded broker is there until the report is: every device has time to hear that the run is over.
     with _embedded(broker) as url:
         at = broker_at(url, **secrets, insecure=insecure)
-
-        def fleet(world: World) -> ServedFleet:
-            table.say(f"serving {config.run_name} at {at}")
-            return ServedFleet(world, folder, at, table.say, table.devices)
-
         with DeviceTable(console, config, quiet or as_json) as table:
-            summary = run(config, folder, resume=resume, watch=table.progress, devices=fleet)
-        finish([folder], folder, as_json, summary)
+            summary = run_served(
+                config, folder, at, table.say, resume=resume, watch=table.progress, look=table.devices
+            )  # fmt: skip
+        finish([folder], folder, as_json, summary.model_dump())
 
 
 def run_testbed(
@@ -75,7 +72,7 @@ def run_testbed(
     Example: foreseed testbed rounds=50 --out runs/testbed
     """
     from foreseed.cli.devices import DeviceTable
-    from foreseed.serve.testbed import Testbed, arms
+    from foreseed.fleet.testbed import Testbed, arms
 
     file, overrides = file_and_overrides(words or [])
     folder = out or Path("runs") / "testbed"
@@ -84,7 +81,7 @@ def run_testbed(
         for arm in arms(file, overrides, baffle):
             folders.append(folder / arm.run_name)
             with DeviceTable(Console(stderr=True, markup=False), arm, quiet or as_json) as table:
-                summaries.append(bed.run(arm, table))
+                summaries.append(bed.run(arm, table).model_dump())
     finish(folders, folder, as_json, summaries)
 
 
@@ -97,7 +94,7 @@ def _embedded(broker: str) -> Iterator[str]:
         return
     if port and not (port.isdecimal() and int(port) < 65536):
         raise typer.BadParameter(f"--broker {broker}: expected embedded or embedded:PORT")
-    from foreseed.serve.embedded import EmbeddedBroker
+    from foreseed.fleet.embedded import EmbeddedBroker
 
     with EmbeddedBroker(int(port or 1883)) as embedded:
         yield embedded.url

@@ -4,8 +4,13 @@ from foreseed.config.errors import ConfigError as ConfigError
 from foreseed.config.fingerprint import differences as differences
 from foreseed.config.fingerprint import fingerprint as fingerprint
 from foreseed.config.load import load as load
+from foreseed.config.methods import Method as Method
+from foreseed.config.methods import methods as methods
 from foreseed.config.schema import Config as Config
 from foreseed.config.schema import Data as Data
 from foreseed.config.schema import Model as Model
 from foreseed.config.schema import Prune as Prune
+from foreseed.config.schema import Table as Table
 from foreseed.config.schema import Train as Train
+from foreseed.config.schema import enter as enter
+from foreseed.config.schema import withdraw as withdraw

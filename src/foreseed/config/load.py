@@ -12,7 +12,6 @@ from foreseed.config.errors import ConfigError, fields
 from foreseed.config.schema import Config, merge, nested
 
 _COMMAND_LINE = "command line"
-_TEXT_KEYS = {key for key, field in fields(Config) if field.annotation is str}
 
 
 def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -76,7 +75,8 @@ def _value(key: str, text: str) -> Any:
         return text
     value = parsed["value"]
     # A key of text takes what was typed, even where it reads like a number; a line break would smuggle in more keys.
-    return text if len(parsed) > 1 or (key in _TEXT_KEYS and not isinstance(value, str)) else value
+    is_text = key in {name for name, field in fields(Config) if field.annotation is str}
+    return text if len(parsed) > 1 or (is_text and not isinstance(value, str)) else value
 
 
 def _keys(tables: Mapping[str, Any]) -> Iterator[str]:

@@ -16,11 +16,11 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from foreseed.config import toml
 from foreseed.config.errors import ConfigError, did_you_mean, explain, rule
-
-Method: TypeAlias = Literal["ntk-baffle", "baffle", "fedavg", "ntk-fedavg"]
+from foreseed.config.methods import Method, entered, methods
 
 # Rounds, devices and directions are 32-bit words of the random generator's counter.
 Count: TypeAlias = Annotated[int, Field(ge=1, le=2**32 - 1)]
@@ -33,7 +33,9 @@ DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
 MODELS = ("lenet5", "lenet5-wide", "resnet20")
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
+    """Keys that belong together: all typed and described, none unknown."""
+
     # Strict: true is no number and 300.0 no integer. Defaults are checked too, against the keys that were given.
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
@@ -45,7 +47,7 @@ class _Table(BaseModel):
         return value
 
 
-class Data(_Table):
+class Data(Table):
     """The keys of [data]."""
 
     set: str = Field(
@@ -83,7 +85,7 @@ class Data(_Table):
         return value
 
 
-class Model(_Table):
+class Model(Table):
     """The keys of [model]."""
 
     name: str = Field(
@@ -111,7 +113,7 @@ class Model(_Table):
         return value
 
 
-class Prune(_Table):
+class Prune(Table):
     """The keys of [prune]."""
 
     pruner: Literal["ntk-rand", "ntk-ori", "random", "magnitude"] = Field(
@@ -141,7 +143,7 @@ class Prune(_Table):
     )
 
 
-class Train(_Table):
+class Train(Table):
     """The keys of [train]."""
 
     k: Count = Field(
@@ -234,7 +236,7 @@ class Train(_Table):
         return value
 
 
-class Fleet(_Table):
+class Fleet(Table):
     """The keys of [fleet]: how `foreseed serve` holds rounds. They change nothing in a simulation."""
 
     sample: Literal["present", "all"] = Field(
@@ -261,10 +263,10 @@ class Fleet(_Table):
     )
 
 
-class Config(_Table):
+class Config(Table):
     """An experiment, checked and complete; it cannot be changed, only copied with changes by `with_`."""
 
-    method: Method = Field(
+    method: str = Field(
         default="ntk-baffle",
         description="ntk-baffle (pruned), baffle (dense): forward passes only; fedavg, ntk-fedavg: backpropagation",
     )
@@ -294,12 +296,12 @@ class Config(_Table):
     @property
     def is_bp(self) -> bool:
         """Whether devices backpropagate."""
-        return self.method in ("fedavg", "ntk-fedavg")
+        return methods()[self.method].backpropagates
 
     @property
     def effective_density(self) -> float:
         """The share of weights that live; the dense methods keep all, whatever [prune] says."""
-        return self.prune.density if self.method.startswith("ntk-") else 1.0
+        return self.prune.density if methods()[self.method].prunes else 1.0
 
     @property
     def is_pruned(self) -> bool:
@@ -321,6 +323,13 @@ class Config(_Table):
     def to_toml(self) -> str:
         """The file of this config, every key with its trade-off; it loads back to an equal config."""
         return toml.document(self)
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, value: str) -> str:
+        if value not in methods():
+            raise rule(f"one of {', '.join(methods())}{did_you_mean(value, list(methods()))}")
+        return value
 
     @field_validator("name")
     @classmethod
@@ -355,3 +364,22 @@ def merge(tables: dict[str, Any], given: Mapping[str, Any]) -> None:
             tables[name] |= value
         else:
             tables[name] = value
+
+
+def enter(method: Method) -> Method:
+    """Make a method known, with its own table [name] if it has settings; a second one of its name is a mistake."""
+    if method.name in entered:
+        raise ConfigError(f"method {method.name!r} is entered twice; give one of the two another name")
+    entered[method.name] = method
+    if method.settings is not None:
+        field = Field(default=method.settings(), description=f"of method {method.name} alone")
+        Config.__pydantic_fields__[method.name] = FieldInfo.from_annotated_attribute(method.settings, field)
+        Config.model_rebuild(force=True)
+    return method
+
+
+def withdraw(name: str) -> None:
+    """Forget a method again."""
+    if entered.pop(name).settings is not None:
+        del Config.__pydantic_fields__[name]
+        Config.model_rebuild(force=True)

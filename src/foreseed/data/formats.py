@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,6 @@ SIDE = 32
 
 _CIFAR_PIXELS = 3 * 32 * 32
 _SUFFIXES = {".png", ".jpg", ".jpeg"}
-_NPZ_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def read_idx(data: bytes, name: str) -> Bytes:
@@ -46,25 +46,26 @@ def read_cifar(data: bytes, label_bytes: int, name: str) -> tuple[Bytes, Bytes]:
     return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1]
 
 
-def read_npz(path: Path) -> tuple[Bytes, Bytes, Bytes, Bytes]:
-    """train_images, train_labels, test_images and test_labels of an NPZ file.
+def read_npz(path: Path, parts: Sequence[str] = ("train", "test")) -> tuple[Bytes, ...]:
+    """train_images, train_labels, test_images and test_labels of an NPZ file, or those of some parts alone.
 
     Images are uint8 [N, channels, height, width], labels are integers from 0 to 255.
     """
+    wanted = [f"{part}_{what}" for part in parts for what in ("images", "labels")]
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            missing = [key for key in _NPZ_ARRAYS if key not in arrays]
+            missing = [key for key in wanted if key not in arrays]
             if missing:
-                raise DataError(f"{path}: has no array {missing[0]!r}; expected {', '.join(_NPZ_ARRAYS)}")
-            found = {key: arrays[key] for key in _NPZ_ARRAYS}
+                raise DataError(f"{path}: has no array {missing[0]!r}; expected {', '.join(wanted)}")
+            found = {key: arrays[key] for key in wanted}
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not an NPZ file of plain arrays ({error}); write it with numpy.savez") from None
-    return (
-        _npz_images(path, "train_images", found["train_images"], found["train_images"].shape[1:]),
-        _npz_labels(path, "train_labels", found["train_labels"], len(found["train_images"])),
-        _npz_images(path, "test_images", found["test_images"], found["train_images"].shape[1:]),
-        _npz_labels(path, "test_labels", found["test_labels"], len(found["test_images"])),
-    )
+    shape = found[wanted[0]].shape[1:]
+    read: list[Bytes] = []
+    for images, labels in zip(wanted[::2], wanted[1::2], strict=True):
+        read.append(_npz_images(path, images, found[images], shape))
+        read.append(_npz_labels(path, labels, found[labels], len(found[images])))
+    return tuple(read)
 
 
 def _npz_images(path: Path, key: str, images: npt.NDArray[np.generic], shape: tuple[int, ...]) -> Bytes:

@@ -9,16 +9,33 @@ from pathlib import Path
 
 import numpy as np
 
-from foreseed.data.catalog import SETS, Entry
+from foreseed.data.catalog import SETS, Entry, Member
 from foreseed.data.errors import DataError
 from foreseed.data.files import reading
 from foreseed.data.formats import Bytes, class_folders, enlarge, read_cifar, read_class_folders, read_idx, read_npz
-from foreseed.data.store import read_member, where
+from foreseed.data.store import data_root, read_member, where
 
 _TEST_SHARE = 5
 """Where a set has no test images of its own, one image in five becomes one."""
 _SPLIT_SEED = 0
 _LABEL_BYTES = {"cifar10": 1, "cifar100": 2}
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """What a server needs of a data set: images to test with, and how images are normalised."""
+
+    images: Bytes
+    labels: Bytes
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +56,56 @@ class Dataset:
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
-        _, channels, height, width = self.train_images.shape
-        return channels, height, width
+        return self.held_out.shape
+
+    @property
+    def held_out(self) -> HeldOut:
+        """All but the training images."""
+        return HeldOut(self.test_images, self.test_labels, self.classes, self.mean, self.std)
+
+
+def load_held_out(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> HeldOut:
+    """The test images of a data set that `load` knows; no training image need be there.
+
+    Where they are, they give the normalisation, so that a server has that of a simulation; elsewhere the test images
+    do. Without training images a set is its test files alone, a folder with test/, or an .npz file with test arrays.
+    """
+    try:
+        return load(name, root).held_out
+    except DataError:
+        if (found := _test_alone(name, root)) is None:
+            raise
+    images, labels, names = found
+    mean, std = _moments(images)
+    return HeldOut(_own(images), _own(labels), names or _numbered(labels), mean, std)
+
+
+def _test_alone(
+    name: str | os.PathLike[str], root: str | os.PathLike[str] | None
+) -> tuple[Bytes, Bytes, tuple[str, ...] | None] | None:
+    """Test images, labels and the classes' names (if they have any) of a set without training images."""
+    if isinstance(name, str) and name in SETS:
+        entry = SETS[name]
+        folder = data_root(root) / entry.name
+        if entry.layout == "built-in" or not folder.is_dir():
+            return None
+        if entry.layout == "idx":
+            images, labels = (read_idx(read_member(folder, member), member.name) for member in entry.members[2:])
+            return _pad(images), labels, entry.classes
+        return (*_cifar_batch(folder, entry, entry.members[-1]), entry.classes)
+    path = Path(name).expanduser()
+    with reading(path):
+        if path.is_file():
+            images, labels = read_npz(path, ["test"])
+            return images, labels, None
+        if (path / "test").is_dir() and not (path / "train").is_dir():
+            classes = class_folders(path / "test")
+            return (*read_class_folders(path / "test", classes), tuple(classes))
+    return None
+
+
+def _cifar_batch(folder: Path, entry: Entry, member: Member) -> tuple[Bytes, Bytes]:
+    return read_cifar(read_member(folder, member), _LABEL_BYTES[entry.layout], member.name)
 
 
 def load(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
@@ -64,7 +129,8 @@ def load(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = Non
         if path.is_dir():
             return _folder(path)
         if path.is_file():
-            return _dataset(path.stem, *read_npz(path))
+            train, train_labels, test, test_labels = read_npz(path)
+            return _dataset(path.stem, train, train_labels, test, test_labels)
     raise DataError(
         f"no data set {os.fspath(name)!r}: expected one of {', '.join(SETS)}, "
         "or the path of a folder of images or of an .npz file"
@@ -88,13 +154,11 @@ def _published(entry: Entry, root: str | os.PathLike[str] | None) -> Dataset:
     if folder is None:
         raise DataError(f"data set {entry.name} is not on this machine; get it with {command}")
     try:
-        parts = [(member.name, read_member(folder, member)) for member in entry.members]
         if entry.layout == "idx":
             # The four files are entered in the order in which a Dataset takes them.
-            train, train_labels, test, test_labels = (read_idx(data, name) for name, data in parts)
+            train, train_labels, test, test_labels = (read_idx(read_member(folder, m), m.name) for m in entry.members)
             return _dataset(entry.name, _pad(train), train_labels, _pad(test), test_labels, entry.classes)
-        label_bytes = _LABEL_BYTES[entry.layout]
-        *batches, (test, test_labels) = (read_cifar(data, label_bytes, name) for name, data in parts)
+        *batches, (test, test_labels) = (_cifar_batch(folder, entry, member) for member in entry.members)
         train = np.concatenate([images for images, _ in batches])
         train_labels = np.concatenate([labels for _, labels in batches])
         return _dataset(entry.name, train, train_labels, test, test_labels, entry.classes)
@@ -143,13 +207,18 @@ def _dataset(
     classes: tuple[str, ...] | None = None,
 ) -> Dataset:
     top = int(max(train_labels.max(), test_labels.max()))
-    names = classes or tuple(str(label) for label in range(top + 1))
+    names = classes or _numbered(train_labels, test_labels)
     if top >= len(names):
         raise DataError(f"data set {name}: a label is {top}, expected 0 to {len(names) - 1}; get it again")
     mean, std = _moments(train_images)
     if 0.0 in std:
         raise DataError(f"data set {name}: channel {std.index(0.0)} is the same everywhere in training; leave it out")
     return Dataset(name, _own(train_images), _own(train_labels), _own(test_images), _own(test_labels), names, mean, std)
+
+
+def _numbered(*labels: Bytes) -> tuple[str, ...]:
+    """Names for classes that have none."""
+    return tuple(str(label) for label in range(1 + max(int(some.max()) for some in labels)))
 
 
 def _own(array: Bytes) -> Bytes:

@@ -55,11 +55,6 @@ class Program(ProgramHead):
         self.ops: tuple[Op, ...] = tuple(ops)
         self._names = tuple(names) if len(names) == n_ops else ()
 
-    @property
-    def hash(self) -> bytes:
-        """SHA-256 of the program section: the program's name in messages."""
-        return hashlib.sha256(self.bytes).digest()
-
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """Every op with what it reads, makes and holds."""

@@ -43,13 +43,14 @@ def bp_free_work(
     program: Program, samples: int, k: int, spread: int = 1, central: bool = False, local_steps: int = 1
 ) -> Work:
     """What a device computes to answer one round over `samples` images, exactly as `foreseed.device.probing` goes."""
-    return _work(program, forward_passes(samples, k, spread, central, local_steps))
+    return forward_work(program, forward_passes(samples, k, spread, central, local_steps))
 
 
 def bp_work(program: Program, samples: int, epochs: int = 1) -> Work:
     """What a device computes to train by backpropagation on `samples` images: forward once, backward twice that."""
-    return _work(program, 3 * epochs * samples)
+    return forward_work(program, 3 * epochs * samples)
 
 
-def _work(program: Program, passes: int) -> Work:
+def forward_work(program: Program, passes: int) -> Work:
+    """What so many forward passes of one image take."""
     return Work(passes, passes * forward_flops(program), passes * dense_forward_flops(program))

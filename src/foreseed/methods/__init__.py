@@ -1,15 +1,15 @@
-"""The methods, one file each, to be read beside their papers."""
+"""The methods, one file each, to be read beside their papers; importing this room makes their names known."""
 
-from __future__ import annotations
-
-from types import ModuleType
-
-from foreseed.methods import baffle, fedavg, ntk_baffle, ntk_fedavg
-
-METHODS: dict[str, ModuleType] = {
-    "ntk-baffle": ntk_baffle,
-    "baffle": baffle,
-    "fedavg": fedavg,
-    "ntk-fedavg": ntk_fedavg,
-}
-"""Every method that can be named in a config; each module has `init(world)` and `round(world, fleet, state)`."""
+from foreseed.methods import baffle as baffle
+from foreseed.methods import fedavg as fedavg
+from foreseed.methods import ntk_baffle as ntk_baffle
+from foreseed.methods import ntk_fedavg as ntk_fedavg
+from foreseed.methods.protocol import UNSAVED as UNSAVED
+from foreseed.methods.protocol import Devices as Devices
+from foreseed.methods.protocol import Job as Job
+from foreseed.methods.protocol import LocalResult as LocalResult
+from foreseed.methods.protocol import RoundResult as RoundResult
+from foreseed.methods.protocol import State as State
+from foreseed.methods.protocol import Traffic as Traffic
+from foreseed.methods.task import Task as Task
+from foreseed.methods.task import make_task as make_task

@@ -1,9 +1,6 @@
-"""BAFFLE: NTK-BAFFLE without the pruning (Feng et al., Does Federated Learning Really Need Backpropagation?).
+"""BAFFLE: NTK-BAFFLE without the pruning (Feng et al., Does Federated Learning Really Need Backpropagation?)."""
 
-The world of this method is dense (`Config.effective_density` is 1); the training is the same.
-"""
+from foreseed.config import Method, enter
+from foreseed.methods import ntk_baffle
 
-from foreseed.methods.ntk_baffle import arrays as arrays
-from foreseed.methods.ntk_baffle import init as init
-from foreseed.methods.ntk_baffle import restore as restore
-from foreseed.methods.ntk_baffle import round as round
+enter(Method("baffle", "dense, forward passes only", ntk_baffle.init, ntk_baffle.round, ntk_baffle.device_memory))

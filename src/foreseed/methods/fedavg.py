@@ -15,62 +15,60 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import fsum
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foreseed.config import Method, enter
+from foreseed.coordinator.sampling import sample
+from foreseed.engine import Program
 from foreseed.engine.errors import ForeseedError, ValuesError
-from foreseed.meter import Work, bp_work
-from foreseed.methods.backprop import Trained, Vector
-from foreseed.server.sampling import sample
-
-if TYPE_CHECKING:
-    from foreseed.simulate.fleet import Fleet
-    from foreseed.simulate.world import World
+from foreseed.meter import DeviceMemory, Work, bp_memory, bp_work
+from foreseed.methods.averaging import moving_average
+from foreseed.methods.protocol import Devices, Job, RoundResult, Traffic, Vector
+from foreseed.methods.task import Task
 
 
 @dataclass
 class State:
     """What goes from round to round."""
 
+    program: Program
     values: Vector
     stats: Vector
     ema: Vector | None
-    """The moving average of the values, for evaluation only."""
     done: int = 0
     """Rounds so far."""
 
 
-def init(world: World) -> State:
+def init(task: Task) -> State:
     """Initialise w."""
-    return State(world.values, world.stats, world.values if world.config.train.ema else None)
+    return State(task.program, task.values, task.stats, task.values if task.config.train.ema else None)
 
 
-def round(world: World, fleet: Fleet, state: State) -> dict[str, Any]:
-    """One round; returns what it cost."""
-    number, t = state.done + 1, world.config.train
+def round(task: Task, devices: Devices, state: State) -> RoundResult:
+    """One round: sample, ClientUpdate on each device, average."""
+    number, t = state.done + 1, task.config.train
     lr = t.lr * t.lr_decay ** (number - 1)
-
-    def client_update(device: int) -> Trained:
-        images, labels = world.images(device)
-        return fleet.trainer.train(
-            state.values, images, labels, epochs=t.epochs, batch=t.batch, lr=lr, momentum=t.momentum,
-            weight_decay=t.weight_decay, seed=(world.config.seed, number, device), stats=state.stats,
-        )  # fmt: skip
-
-    everyone = np.arange(world.config.data.devices)
-    devices = sample(world.config.seed, number, everyone, world.config.data.per_round)
-    sizes = [int(world.partition.sizes[device]) for device in devices]
-    trained = list(fleet.map(client_update, devices))
-    state.values = aggregate((n, result.values) for n, result in zip(sizes, trained, strict=True))
-    state.stats = aggregate((n, result.stats) for n, result in zip(sizes, trained, strict=True))
+    everyone = np.arange(task.config.data.devices)
+    chosen = sample(task.config.seed, number, everyone, task.config.data.per_round)
+    trained = list(devices.train(Job(number, chosen, state.program, state.values, state.stats, lr)))
+    state.values = aggregate((result.samples, result.values) for result in trained)
+    state.stats = aggregate((result.samples, result.stats) for result in trained)
+    state.ema = moving_average(state.ema, state.values, t.ema)
     state.done = number
-    if state.ema is not None:
-        decay = np.float32(t.ema)
-        state.ema = decay * state.ema + (1 - decay) * state.values
-    loss = fsum(n * result.loss for n, result in zip(sizes, trained, strict=True)) / sum(sizes)
-    return {"round": number, "lr": lr, "train_loss": loss} | _cost(world, sizes)
+    samples = sum(result.samples for result in trained)
+    # Live values and statistics, down and up; a device knows the program, so nothing else needs to be sent.
+    moved = 4 * (state.program.n_live + state.program.n_stats) * len(trained)
+    return RoundResult(
+        round=number,
+        lr=lr,
+        # fsum: the built-in sum of floats rounds differently from one Python version to the next.
+        train_loss=fsum(result.samples * result.loss for result in trained) / samples,
+        participants=chosen,
+        samples=samples,
+        work=sum((bp_work(state.program, result.samples, t.epochs) for result in trained), Work()),
+        traffic=Traffic(moved, moved),
+    )
 
 
 def aggregate(locals: Iterable[tuple[int, Vector]]) -> Vector:
@@ -93,27 +91,9 @@ def aggregate(locals: Iterable[tuple[int, Vector]]) -> Vector:
     return (weighted / total).astype(np.float32)
 
 
-def arrays(state: State) -> dict[str, npt.ArrayLike]:
-    """The state as named arrays, for a checkpoint."""
-    saved: dict[str, npt.ArrayLike] = {"round": state.done, "values": state.values, "stats": state.stats}
-    return saved if state.ema is None else saved | {"ema": state.ema}
+def device_memory(task: Task) -> DeviceMemory:
+    """Parameters, gradients, optimiser state and saved activations of dense tensors."""
+    return bp_memory(task.program, task.config.train.batch, task.config.train.momentum > 0)
 
 
-def restore(world: World, saved: dict[str, Any]) -> State:
-    """The state of a checkpoint."""
-    return State(saved["values"], saved["stats"], saved.get("ema"), int(saved["round"]))
-
-
-def work(world: World, samples: int) -> Work:
-    """What one device-round over `samples` images costs."""
-    return bp_work(world.program, samples, world.config.train.epochs)
-
-
-def _cost(world: World, sizes: list[int]) -> dict[str, Any]:
-    cost = sum((work(world, n) for n in sizes), Work())
-    # Live values and statistics, down and up; a device knows the program, so nothing else needs to be sent.
-    moved = 4 * (world.program.n_live + world.program.n_stats) * len(sizes)
-    return {
-        "devices": len(sizes), "samples": sum(sizes), "forward_passes": cost.forward_passes, "flops": cost.flops,
-        "dense_flops": cost.dense_flops, "bytes_up": moved, "bytes_down": moved,
-    }  # fmt: skip
+enter(Method("fedavg", "dense, backpropagation", init, round, device_memory, backpropagates=True))

@@ -2,7 +2,6 @@
 
 from foreseed.report.page import write_report as write_report
 from foreseed.report.read import ReportError as ReportError
-from foreseed.report.read import RunFolderError as RunFolderError
 from foreseed.report.table import SummaryRow as SummaryRow
 from foreseed.report.table import console_table as console_table
 from foreseed.report.table import summary_table as summary_table

@@ -9,8 +9,11 @@ from math import fsum, sqrt
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from foreseed.report.read import Array, Run, Summary
+from foreseed.runs import Run, Summary
+
+Array = npt.NDArray[np.float64]
 
 Quantity = Literal["accuracy", "loss", "ema_accuracy"]
 

@@ -14,8 +14,8 @@ import numpy as np
 from foreseed.report.arms import Arm, Stat
 from foreseed.report.canvas import Drawing, publish, sheet, short, table_text
 from foreseed.report.colours import LIGHT, method_colour
-from foreseed.report.read import Summary
 from foreseed.report.words import amount, listed, percent
+from foreseed.runs import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from foreseed.report.arms import Arm, Curve, Quantity, Stat
+from foreseed.report.arms import Arm, Array, Curve, Quantity, Stat
 from foreseed.report.canvas import Drawing, Pen, legend, pens, publish, sheet, short, table_text
 from foreseed.report.colours import LIGHT
-from foreseed.report.read import Array
 from foreseed.report.words import amount, listed, percent
 
 if TYPE_CHECKING:

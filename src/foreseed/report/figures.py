@@ -8,8 +8,9 @@ from pathlib import Path
 from foreseed.report import bars, curves
 from foreseed.report.arms import Arm
 from foreseed.report.canvas import Drawing, style, table_text
-from foreseed.report.read import Run, read_text
 from foreseed.report.words import listed
+from foreseed.runs import Run
+from foreseed.runs.folder import read_text
 
 
 def draw_figures(arms: Sequence[Arm], folder: Path) -> list[Drawing]:
@@ -48,7 +49,8 @@ def _partition(run: Run, folder: Path, name: str, whose: str) -> Drawing:
     """The picture that the run itself drew with its classes, or else the sizes alone."""
     sizes = run.summary.partition.sizes
     devices = "one device" if len(sizes) == 1 else f"{len(sizes):,} devices, {min(sizes):,} to {max(sizes):,} on each"
-    caption = f"{sum(sizes):,} training samples of {run.summary.data} on {devices}{whose}."
+    said = ", as they said when they answered" if run.summary.partition.stated else ""
+    caption = f"{sum(sizes):,} training samples of {run.summary.data} on {devices}{said}{whose}."
     source = run.folder / "figures" / "partition.svg"
     if not source.is_file():
         name = name.replace("partition", "device_sizes")

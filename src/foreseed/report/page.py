@@ -16,9 +16,10 @@ from foreseed.report.canvas import Drawing
 from foreseed.report.colours import method_variable, variables
 from foreseed.report.figures import draw_figures
 from foreseed.report.inline import inline_svg
-from foreseed.report.read import ReportError, damaged, read_runs
+from foreseed.report.read import ReportError, read_runs
 from foreseed.report.table import PARTS, SummaryRow, summary_row
 from foreseed.report.words import NONE, amount, duration, listed, percent
+from foreseed.runs.folder import damaged
 
 ENGINES = {
     "difference": "devices without backpropagation probe finite differences of losses, as real ones do",

@@ -1,0 +1,274 @@
+"""The coordinator: a state machine that takes messages and returns messages. It does no I/O.
+
+A round: `open` samples devices and writes their orders, `receive` takes replies, `ask_others` replaces devices that do
+not answer, and `close` takes what the method (`foreseed.methods.ntk_baffle`) made of the replies. The simulator and a
+real fleet are thin drivers around it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from foreseed.coordinator.optimiser import Optimiser
+from foreseed.coordinator.robust import added
+from foreseed.coordinator.sampling import sample
+from foreseed.engine import ForeseedError
+from foreseed.engine.types import DirectionKind
+from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, Update, decode, encode, values_hash
+from foreseed.wire.messages import MAX_DIRECTIONS
+
+# The most that an order carries of the log: an order stays small whatever a device missed.
+MAX_UPDATES_BYTES = 1 << 16
+
+Vector = npt.NDArray[np.float32]
+
+
+_CHOICES = {
+    "kind": ("gaussian", "rademacher"),
+    "seeds": ("per-device", "shared"),
+    "robust": ("none", "clip", "trim"),
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What every order of a run says."""
+
+    run: bytes
+    seed: int
+    devices: int
+    per_round: int
+    k: int
+    sigma: float
+    kind: DirectionKind = "gaussian"
+    seeds: Literal["per-device", "shared"] = "per-device"
+    spread: int = 1
+    central: bool = False
+    local_steps: int = 1
+    local_lr: float = 0.01
+    clip: float = 0.0
+    """Largest L2 norm of the aggregated estimate; 0 = no limit."""
+    robust: Literal["none", "clip", "trim"] = "none"
+    """What keeps devices that lie, or are broken, from deciding a round (see `robust.py`)."""
+    trim: float = 0.1
+    """trim: the share of devices left out at either end of every direction."""
+    replay_numbers: int = 50_000_000
+    """Most random numbers that a device is asked to make to catch up; a small board makes a few million a second."""
+
+    def __post_init__(self) -> None:
+        for key, known in _CHOICES.items():
+            if (given := getattr(self, key)) not in known:
+                raise ForeseedError(f"rules: {key} {given!r} given, expected one of {', '.join(known)}")
+        if self.scalars > MAX_DIRECTIONS:
+            raise ForeseedError(
+                f"train.k {self.k} x train.local_steps {self.local_steps}: {self.scalars} loss differences do not fit "
+                f"a reply, which holds {MAX_DIRECTIONS}; lower one of them"
+            )
+        if self.robust == "trim" and self.seeds != "shared":
+            raise ForeseedError(
+                'train.robust "trim" compares devices along the same directions; set train.seeds to "shared", or '
+                'train.robust to "clip"'
+            )
+
+    @property
+    def scalars(self) -> int:
+        """Loss differences in a reply."""
+        return self.k * self.local_steps
+
+
+@dataclass
+class State:
+    """All that a coordinator must not lose."""
+
+    round: int
+    """Rounds closed so far."""
+    values: Vector
+    buffers: list[Vector]
+    """The optimiser's vectors."""
+    stats: Vector
+    """Batch-norm statistics, averaged over the devices of the last round."""
+    last_seen: npt.NDArray[np.int32]
+    """The round whose values each device holds; -1 = none."""
+    log_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Encoded size of every update so far, to know what a catch-up would cost."""
+    log: list[bytes] = field(default_factory=list)
+    """The last updates, encoded: as many as may still be cheaper to send than the state."""
+
+
+class Coordinator:
+    """The server's side of a BP-free run."""
+
+    def __init__(self, rules: Rules, optimiser: Optimiser, state: State) -> None:
+        self.rules, self.optimiser, self.state = rules, optimiser, state
+        self.refused: Counter[str] = Counter()
+        """Replies that changed nothing, by reason."""
+        self._asked: set[int] = set()
+        self._replies: dict[int, Reply] = {}
+        self._hash = b""
+        self._decoded: dict[bytes, Update] = {}
+
+    @staticmethod
+    def start(rules: Rules, optimiser: Optimiser, values: npt.ArrayLike, stats: npt.ArrayLike = ()) -> Coordinator:
+        """A coordinator before its first round."""
+        vector = np.array(values, np.float32)
+        buffers = [np.zeros_like(vector) for _ in range(optimiser.n_buffers)]
+        seen = np.full(rules.devices, -1, np.int32)
+        return Coordinator(rules, optimiser, State(0, vector, buffers, np.array(stats, np.float32), seen))
+
+    @property
+    def round(self) -> int:
+        """The round that is open, or would be opened next (counted from 1)."""
+        return self.state.round + 1
+
+    def open(self, present: Sequence[int] | None = None, extra: int = 0) -> list[OrderMessage]:
+        """Sample the devices of the round (without replacement) and write their orders, `extra` more than needed.
+
+        The sample follows from the seed, the round and who is `present` (all, if not given), in whatever order.
+        """
+        self._asked, self._replies = set(), {}
+        self._hash = values_hash(self.state.values)
+        pool = np.arange(self.rules.devices) if present is None else present
+        return self._ask(pool, self.rules.per_round + extra)
+
+    def ask_others(self, present: Iterable[int]) -> list[OrderMessage]:
+        """Orders for devices that were not asked yet, as many as replies are missing; what arrived still counts."""
+        return self._ask([device for device in present if device not in self._asked], self.missing)
+
+    @property
+    def missing(self) -> int:
+        """How many replies the round lacks."""
+        return self.rules.per_round - len(self._replies)
+
+    @property
+    def replies(self) -> tuple[Reply, ...]:
+        """What arrived so far, by device."""
+        return tuple(self._replies[device] for device in sorted(self._replies))
+
+    @property
+    def waiting(self) -> set[int]:
+        """Devices that were asked and have not answered."""
+        return self._asked - self._replies.keys()
+
+    def receive(self, reply: Reply) -> str | None:
+        """Take a reply; returns None, or why it was refused (it then changed nothing)."""
+        reason = self._fault(reply)
+        if reason is None:
+            self._replies[reply.device] = reply
+        else:
+            self.refused[reason] += 1
+        return reason
+
+    def close(self, update: Update, values: Vector, buffers: list[Vector]) -> None:
+        """The round is over: take what its replies came to, and go to the next one."""
+        state, replies = self.state, self.replies
+        if state.stats.size:
+            total = sum(reply.samples for reply in replies)
+            shares = [reply.samples / total * np.frombuffer(reply.stats, "<f4").astype(np.float64) for reply in replies]
+            state.stats = added(shares).astype(np.float32)
+        # A device that answered holds the values of the round before; one that did not may never have been reached.
+        state.last_seen[[reply.device for reply in replies]] = state.round
+        state.values, state.buffers = values, buffers
+        state.round += 1
+        encoded = encode(update)
+        state.log_bytes = np.append(state.log_bytes, len(encoded))
+        if self.devices_replay:
+            state.log.append(encoded)
+            self._decoded[encoded] = update
+            # Updates that together outweigh the state will never be sent.
+            kept, weight = 0, 0
+            most = (1 + len(buffers)) * values.nbytes
+            while kept < len(state.log) and (weight := weight + int(state.log_bytes[-1 - kept])) < most:
+                kept += 1
+            state.log = state.log[len(state.log) - kept :]
+        self._asked, self._replies = set(), {}
+
+    # The catch-up: a device that keeps the optimiser's vectors can replay what it missed.
+
+    @property
+    def devices_replay(self) -> bool:
+        """Whether devices keep the optimiser's state: where replaying the mean gap costs less than the values."""
+        parts = 1 if self.rules.seeds == "shared" else self.rules.per_round
+        gap = self.rules.devices / self.rules.per_round
+        return gap * parts * 4 * self.rules.scalars < self.state.values.nbytes
+
+    @property
+    def vectors(self) -> int:
+        """How many of the optimiser's vectors devices keep."""
+        return len(self.state.buffers) if self.devices_replay else 0
+
+    def state_bytes(self) -> bytes:
+        """Values, and the optimiser's vectors where devices replay."""
+        return b"".join(vector.tobytes() for vector in (self.state.values, *self.state.buffers[: self.vectors]))
+
+    def holds(self, device: int, round: int) -> None:
+        """Note the round whose values a device says it holds; what cannot be is nothing."""
+        self.state.last_seen[device] = round if 0 <= round <= self.state.round else NOTHING_HELD
+
+    def catch_up(self, device: int) -> tuple[Update, ...]:
+        """The updates that this device missed, where they are cheaper than the state: none otherwise."""
+        seen = int(self.state.last_seen[device])
+        behind = self.state.round - seen
+        if seen < 0 or not behind or not self.devices_replay or len(self.state.log) < behind:
+            return ()
+        state = (1 + self.vectors) * self.state.values.nbytes
+        if int(self.state.log_bytes[seen:].sum()) >= min(state, MAX_UPDATES_BYTES):
+            return ()
+        missed = self.log[len(self.state.log) - behind :]
+        directions = sum(len(coefficients) // 4 for update in missed for _, coefficients in update.parts)
+        return tuple(missed) if directions * len(self.state.values) <= self.rules.replay_numbers else ()
+
+    @property
+    def log(self) -> list[Update]:
+        """The last updates, decoded once each."""
+        self._decoded = {update: self._decoded.get(update) or _decode(update) for update in self.state.log}
+        return list(self._decoded.values())
+
+    def order_bytes(self, order: OrderMessage) -> int:
+        """The size of an order on the wire. The updates in it were measured once, when they were made."""
+        count = len(order.updates)
+        head = 1 if count < 24 else 2 if count < 256 else 3
+        # Inside an order an update goes without its version and type, a byte each.
+        updates = int(self.state.log_bytes[len(self.state.log_bytes) - count :].sum()) - 2 * count
+        return len(encode(order._replace(updates=()))) - 1 + head + updates
+
+    def order(self, device: int) -> OrderMessage:
+        """The open round's order for a device, with what it missed."""
+        r = self.rules
+        return OrderMessage(
+            r.run, self.round, device, r.seed, r.k, r.sigma, r.kind == "rademacher", r.seeds == "shared", r.spread,
+            r.central, r.local_steps, r.local_lr, self._hash, self.catch_up(device),
+        )  # fmt: skip
+
+    def _ask(self, pool: npt.ArrayLike, count: int) -> list[OrderMessage]:
+        asked = sample(self.rules.seed, self.round, pool, count)
+        self._asked.update(asked)
+        return [self.order(device) for device in asked]
+
+    def _fault(self, reply: Reply) -> str | None:
+        if reply.run != self.rules.run:
+            return "foreign run"
+        if reply.round != self.round:
+            return "late" if reply.round < self.round else "early"
+        if reply.device not in self._asked:
+            return "unasked device"
+        if reply.device in self._replies:
+            return "duplicate"
+        if not self.missing:
+            return "not needed any more"
+        if len(reply.losses) != 4 * (1 + self.rules.scalars) or len(reply.stats) != self.state.stats.nbytes:
+            return "wrong length"
+        if not np.isfinite(np.frombuffer(reply.losses + reply.stats, "<f4")).all():
+            return "not finite"
+        return None
+
+
+def _decode(update: bytes) -> Update:
+    decoded = decode(update, Update, limit=len(update))
+    assert isinstance(decoded, Update)
+    return decoded

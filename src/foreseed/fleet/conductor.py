@@ -1,0 +1,403 @@
+"""The conductor: who takes part in a real fleet's run, and how its rounds are held under faults. It does no I/O.
+
+It stands between the coordinator and a transport: bytes that came from devices go in, messages for devices come out,
+and time is an argument. A round, as its owner sees it: `open`, then `receive`, `presence` and `tick` until `complete`,
+then the coordinator's `close`. Whatever bytes arrive, the values change in `close` alone.
+
+How a round goes with `sample = "present"`:
+
+- It starts when per_round + extra devices are ready (those that rest are not waited for), or after `gather` seconds
+  when min_replies are.
+- From then on one rule replaces devices: whenever the replies so far and the devices still at work together fall short
+  of per_round, others that are ready are asked in their place, at once. At work is who was asked, has not left, and has
+  not run out of time.
+- It is complete with per_round replies; with min_replies or more at the deadline; or with as many as soon as nobody is
+  at work, since nothing more would come. A deadline with fewer replies sets another one.
+- Who was asked and left, or ran out of time, failed unless it answers before the round closes. After rest_after
+  failures in a row a device rests for rest_rounds rounds, for twice as many if it fails again right after, and so on up
+  to 16 times as many. Where fewer than min_replies devices could answer otherwise, resting ones are asked too.
+
+With `sample = "all"` the coordinator's own sample is asked, whoever is there, and waited for without a deadline, so the
+run is the simulator's to the bit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, NamedTuple
+
+from foreseed.config.schema import Fleet
+from foreseed.coordinator import Coordinator
+from foreseed.coordinator.sampling import sample
+from foreseed.wire import (
+    ANY_NUMBER,
+    CHUNK,
+    NOTHING_HELD,
+    PROGRAM,
+    STATE,
+    Ack,
+    Announce,
+    Chunk,
+    Fetch,
+    Join,
+    Leave,
+    Message,
+    OrderMessage,
+    Presence,
+    Ready,
+    Reply,
+    Welcome,
+    WireError,
+    decode,
+    encode,
+    is_name,
+    program_hash,
+)
+
+DeviceState = Literal["joining", "ready", "asked", "answered", "resting", "gone"]
+
+_INSTANCE = re.compile(r"[0-9a-f]{8}")
+_MAX_DOUBLINGS = 4
+"""Of a rest, at most."""
+
+
+class Send(NamedTuple):
+    """A message for one process of a device: it goes to foreseed/1/d/NAME/down/INSTANCE."""
+
+    name: str
+    instance: str
+    message: Message
+
+
+@dataclass
+class Device:
+    """What the server knows of an enrolled device."""
+
+    name: str
+    number: int
+    instance: str = ""
+    """The process that stands for the device; none has joined yet if empty."""
+    state: DeviceState = "gone"
+    last_seen: float | None = None
+    held: int = NOTHING_HELD
+    """The round whose values it holds."""
+    samples: int = 0
+    peak_kib: int = 0
+    sent: int = 0
+    """Bytes on its socket so far, up and, as `received`, down, as it counts them."""
+    received: int = 0
+    payload_up: int = 0
+    """Bytes of its messages, and, as `payload_down`, of those sent to it."""
+    payload_down: int = 0
+    failures: int = 0
+    """In a row, up to now."""
+    rests_until: int = 0
+    """The round in which it may be asked again."""
+    due: float = inf
+    """When its answer should be here, once it is asked."""
+    enrolled: bool = False
+    """Whether its number is its own for the whole run, as from the first time that it is ready."""
+
+
+class Conductor:
+    """The server's side of a fleet, one call at a time."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        rules: Fleet,
+        program: bytes,
+        batch: int,
+        epoch: bytes,
+        numbers: dict[str, int],
+        enrolled: Callable[[dict[str, int]], None],
+    ) -> None:
+        """Go on with the run where the coordinator stands.
+
+        `batch` is the program's BatchNorm batch (0 without). `epoch` is drawn anew at each start of a server.
+        `numbers` are the names enrolled so far. `enrolled` gets them with every new one, to store before it returns:
+        the number of a device that was ready once is given to nobody else.
+        """
+        self.coordinator, self.rules = coordinator, rules
+        self.finished = False
+        self.refused: Counter[str] = coordinator.refused
+        """What arrived and changed nothing, by reason."""
+        self.devices = {name: Device(name, number, enrolled=True) for name, number in numbers.items()}
+        self._by_number = {device.number: device for device in self.devices.values()}
+        self._program, self._program_hash = program, program_hash(program)
+        self._batch, self._epoch, self._enrolled = batch, epoch, enrolled
+        self._state = (-1, b"")
+        self._timeout = rules.deadline or inf
+        self._round = 0
+        self._opened = 0.0
+        self._started = self._ended = False
+        self._deadline = inf
+        self._failed: set[int] = set()
+        self._last_present: float = inf
+        """Devices that were here when the last round started: waiting for more than these is waiting in vain."""
+
+    @property
+    def announce(self) -> Announce:
+        """What devices are told of the run before they join it."""
+        return Announce(self.coordinator.rules.run, self._epoch, self.finished)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the round can be closed."""
+        return self._is_open and self._started and (self._ended or not self.coordinator.missing)
+
+    def reconnected(self, epoch: bytes) -> None:
+        """Take it that everything said meanwhile is lost: with another epoch all devices join again.
+
+        Until then nobody knows who is still here. Devices at work keep the time that they have.
+        """
+        self._epoch = epoch
+        for device in self.devices.values():
+            if device.state != "asked":
+                device.state = "gone"
+
+    def open(self, now: float) -> None:
+        """Begin the next round; its orders go out with `tick`, when enough devices are here."""
+        self._round = self.coordinator.round
+        for number in self._failed:
+            self._count_failure(self._by_number[number])
+        self._failed = set()
+        self._opened, self._deadline = now, inf
+        self._started = self._ended = False
+        for device in self.devices.values():
+            device.due = inf
+            if device.state not in ("joining", "gone"):
+                device.state = self._idle_state(device)
+
+    def receive(self, name: str, instance: str, data: bytes, now: float) -> list[Send]:
+        """Take a message of a device's process; returns what to send, to it and to others."""
+        try:
+            message = decode(data, Join, Ready, Fetch, Reply)
+        except WireError:
+            return self._refuse("malformed")
+        if not is_name(name) or not _INSTANCE.fullmatch(instance):
+            return self._refuse("malformed name")
+        if isinstance(message, Join):
+            sends = self._on_join(name, instance, message.wanted)
+        else:
+            sends = self._dispatch(name, instance, message, now)
+        device = self.devices.get(name)
+        if device is not None and device.instance == instance:
+            device.last_seen = now
+            device.payload_up += len(data)
+        return sends + self.tick(now)
+
+    def presence(self, name: str, data: bytes, now: float) -> list[Send]:
+        """Take the word that a device's process is here, or gone; returns what to send."""
+        try:
+            message = decode(data, Presence)
+        except WireError:
+            return self._refuse("malformed")
+        device = self.devices.get(name)
+        # Others are here before they join, or leave after another process took their place: both are as it should be.
+        if device is not None and isinstance(message, Presence) and message.instance.hex() == device.instance:
+            device.payload_up += len(data)
+            if not message.here:
+                self._mark_gone(device)
+                if not device.enrolled:
+                    # It never could take part, so another may have its number.
+                    del self.devices[name], self._by_number[device.number]
+            elif device.state == "gone":
+                device.state, device.last_seen = "joining", now
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[Send]:
+        """Let time pass: start the round, replace devices that will not answer, or end it at its deadline."""
+        if not self._is_open or self.complete:
+            return []
+        if not self._started:
+            return self._start(now)
+        if self.rules.sample == "all":
+            return []
+        waiting = [self._by_number[number] for number in self.coordinator.waiting]
+        at_work = sum(device.state == "asked" and device.due > now for device in waiting)
+        replies = self.coordinator.rules.per_round - self.coordinator.missing
+        if now >= self._deadline:
+            self._failed |= {device.number for device in waiting if device.due <= now}
+            self._deadline = now + self._timeout
+            self._ended = replies >= self.rules.min_replies
+        sends = [] if self._ended else self._ask_others(replies + at_work, now)
+        self._ended = self._ended or (replies >= self.rules.min_replies and not at_work and not sends)
+        return sends
+
+    # Who takes part.
+
+    def _on_join(self, name: str, instance: str, wanted: int) -> list[Send]:
+        number = self._number_for(name, wanted)
+        if isinstance(number, Leave):
+            return [Send(name, instance, number)]
+        if name not in self.devices:
+            self.devices[name] = self._by_number[number] = Device(name, number)
+        device, sends = self.devices[name], []
+        if device.instance != instance:
+            if device.instance:
+                reason = f"another device joined as {name}; give every device a name of its own"
+                sends = [self._send_to(device, Leave(reason))]
+            self._mark_gone(device)
+            device.instance = instance
+        # One that is ready stays so: its Ready, which follows every Welcome, brings it an order that it may have lost.
+        if device.state == "gone":
+            device.state = "joining"
+        welcome = Welcome(
+            self.coordinator.rules.run, number, self._program_hash, len(self._program), self._batch,
+            self.coordinator.vectors,
+        )  # fmt: skip
+        return [*sends, self._send_to(device, welcome)]
+
+    def _number_for(self, name: str, wanted: int) -> int | Leave:
+        """The number of a name in this run, or why it cannot have one."""
+        known, count = self.devices.get(name), self.coordinator.rules.devices
+        if known is not None:
+            if wanted in (ANY_NUMBER, known.number):
+                return known.number
+            return Leave(
+                f"{name} is device {known.number} of this run and asked to be {wanted}; ask for its own number"
+            )
+        if wanted == ANY_NUMBER:
+            free = next((number for number in range(count) if number not in self._by_number), None)
+            return Leave(f"the run is full: it has {count} devices, and all have joined") if free is None else free
+        if wanted >= count:
+            return Leave(f"device {wanted} is not of this run; ask for a number from 0 to {count - 1}")
+        if wanted in self._by_number:
+            return Leave(f"device {wanted} of this run is {self._by_number[wanted].name}; ask for another number")
+        return wanted
+
+    def _mark_gone(self, device: Device) -> None:
+        if device.state == "asked":
+            self._failed.add(device.number)
+        device.state = "gone"
+
+    # What members say.
+
+    def _dispatch(self, name: str, instance: str, message: Message, now: float) -> list[Send]:
+        device = self.devices.get(name)
+        if device is None:
+            return self._refuse("unknown name")
+        if device.instance != instance:
+            return self._refuse("wrong instance")
+        assert isinstance(message, Ready | Fetch | Reply)
+        if message.run != self.coordinator.rules.run:
+            return self._refuse("foreign run")
+        if isinstance(message, Ready):
+            return self._on_ready(device, message, now)
+        if isinstance(message, Fetch):
+            return self._on_fetch(device, message)
+        return self._on_reply(device, message)
+
+    def _on_ready(self, device: Device, message: Ready, now: float) -> list[Send]:
+        if not device.enrolled:
+            others = {known.name: known.number for known in self.devices.values() if known.enrolled}
+            self._enrolled(others | {device.name: device.number})
+            device.enrolled = True
+        device.samples = message.samples
+        self.coordinator.holds(device.number, message.held)
+        device.held = int(self.coordinator.state.last_seen[device.number])
+        if device.number in self.coordinator.waiting and not self.complete:
+            return self._send_orders([self.coordinator.order(device.number)], now)
+        answered = any(reply.device == device.number for reply in self.coordinator.replies)
+        device.state = "answered" if answered else self._idle_state(device)
+        return []
+
+    def _on_fetch(self, device: Device, message: Fetch) -> list[Send]:
+        what, round, offset = message.what, message.round, message.offset
+        if (what, round) == (PROGRAM, 0):
+            source = self._program
+        elif (what, round) == (STATE, self.coordinator.state.round):
+            if self._state[0] != round:
+                self._state = (round, self.coordinator.state_bytes())
+            source = self._state[1]
+        else:
+            return self._refuse("fetch of another state")
+        data = source[offset : offset + CHUNK]
+        if not data:
+            return self._refuse("fetch beyond the end")
+        return [self._send_to(device, Chunk(message.run, what, round, offset, data))]
+
+    def _on_reply(self, device: Device, reply: Reply) -> list[Send]:
+        forged = reply.device != device.number
+        if forged:
+            self._refuse("forged device number")
+        reason = "forged device number" if forged else self.coordinator.receive(reply)
+        if reason is None:
+            self._failed.discard(device.number)
+            device.failures = device.rests_until = 0
+            device.held, device.samples = reply.round - 1, reply.samples
+            device.peak_kib, device.sent, device.received = reply.peak_kib, reply.sent, reply.received
+            if device.state == "asked":
+                device.state = "answered"
+        return [self._send_to(device, Ack(reply.run, reply.round, reason or ""))]
+
+    # Rounds.
+
+    @property
+    def _is_open(self) -> bool:
+        return self._round == self.coordinator.round
+
+    def _start(self, now: float) -> list[Send]:
+        rules = self.coordinator.rules
+        if self.rules.sample == "all":
+            self._started = True
+            orders = self.coordinator.open()
+            here = {device.number for device in self.devices.values() if device.state == "ready"}
+            return self._send_orders((order for order in orders if order.device in here), now)
+        resting = sum(device.rests_until > self._round for device in self.devices.values())
+        wanted = max(self.rules.min_replies, min(rules.per_round + self.rules.extra, rules.devices - resting))
+        ready = sum(device.state == "ready" for device in self.devices.values())
+        candidates = self._candidates(0)
+        waiting_for_more = now < self._opened + self.rules.gather
+        if len(candidates) < self.rules.min_replies or (waiting_for_more and ready < min(wanted, self._last_present)):
+            return []
+        self._started, self._deadline = True, now + self._timeout
+        self._last_present = ready
+        return self._send_orders(self.coordinator.open(candidates, self.rules.extra), now)
+
+    def _ask_others(self, expected: int, now: float) -> list[Send]:
+        """Ask as many more as it takes to expect per_round replies."""
+        rules = self.coordinator.rules
+        lacking = rules.per_round - expected
+        if lacking <= 0:
+            return []
+        others = sample(rules.seed, self._round, self._candidates(expected), lacking)
+        return self._send_orders(self.coordinator.ask_others(others), now)
+
+    def _candidates(self, expected: int) -> list[int]:
+        """Devices that can be asked; resting ones too, where min_replies could not be reached without."""
+        ready = [device.number for device in self.devices.values() if device.state == "ready"]
+        if expected + len(ready) >= self.rules.min_replies:
+            return ready
+        return ready + [device.number for device in self.devices.values() if device.state == "resting"]
+
+    def _send_orders(self, orders: Iterable[OrderMessage], now: float) -> list[Send]:
+        sends = []
+        for order in orders:
+            device = self._by_number[order.device]
+            # A device that is ready again in the same round gets no more time than it had.
+            device.state, device.due = "asked", min(device.due, now + self._timeout)
+            sends.append(self._send_to(device, order))
+        return sends
+
+    def _count_failure(self, device: Device) -> None:
+        device.failures += 1
+        again = device.failures - self.rules.rest_after
+        if again >= 0 and self.rules.sample == "present":
+            device.rests_until = self._round + self.rules.rest_rounds * 2 ** min(again, _MAX_DOUBLINGS)
+
+    def _idle_state(self, device: Device) -> DeviceState:
+        return "resting" if device.rests_until > self._round else "ready"
+
+    def _send_to(self, device: Device, message: Message) -> Send:
+        device.payload_down += len(encode(message))
+        return Send(device.name, device.instance, message)
+
+    def _refuse(self, reason: str) -> list[Send]:
+        self.refused[reason] += 1
+        return []

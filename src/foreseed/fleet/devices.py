@@ -1,0 +1,307 @@
+"""A fleet of real devices, behind MQTT: a thin driver around the coordinator's side of the protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from foreseed.config import Config, ConfigError
+from foreseed.coordinator import Coordinator
+from foreseed.engine import ForeseedError, Program
+from foreseed.engine.files import write_whole
+from foreseed.fleet.conductor import Conductor, Device, Send
+from foreseed.methods.ntk_baffle import run_id
+from foreseed.methods.protocol import Job, LocalResult, Traffic, Vector
+from foreseed.methods.task import Task
+from foreseed.methods.workers import Workers
+from foreseed.transport.inbox import Inbox
+from foreseed.transport.link import Broker, Link, Publication
+from foreseed.transport.loop import Loop
+from foreseed.transport.topics import ALL, EVERY_HERE, EVERY_UP, down, sender
+from foreseed.wire import Announce, OrderMessage, Reply, WireError, decode, encode
+
+_POLL = 0.05
+"""Seconds between looks at the clock while nothing arrives."""
+_OVERHEAD = 512
+"""Bytes of a message beyond its vectors, at most."""
+_MAX_WAITING = 32
+"""Messages of one name that may wait. A device waits for an answer to nearly everything that it says."""
+_ECHO_TIMEOUT = 5.0
+"""Seconds for our own announcement to come back from the broker."""
+_SILENCE_TIMEOUT = 30.0
+"""Seconds after which a round without a single answer is looked into."""
+_FINISH_TIMEOUT = 10.0
+"""Seconds to find the broker in, when all that is left to say is that the run is over."""
+
+_Numbers = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
+
+Table = Mapping[str, Device]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def check(config: Config) -> None:
+    """Refuse an experiment that a real fleet cannot run."""
+    if config.is_bp:
+        raise ConfigError(f"method {config.method} backpropagates, which devices cannot; expected ntk-baffle or baffle")
+    if config.engine != "difference":
+        raise ConfigError(f'engine "{config.engine}" is a simulation; real devices take engine = "difference"')
+    if config.fleet.min_replies > config.data.per_round:
+        raise ConfigError(
+            f"fleet.min_replies {config.fleet.min_replies} never come of data.per_round {config.data.per_round} devices"
+        )
+
+
+class FleetDevices:
+    """The devices that a broker reaches."""
+
+    def __init__(
+        self,
+        task: Task,
+        folder: Path,
+        broker: Broker,
+        say: Callable[[str], None],
+        watch: Callable[[Table], None] | None = None,
+    ) -> None:
+        self.task, self._workers = task, Workers(task)
+        self._broker, self._say, self._watch = broker, say, watch
+        self._enrolled = folder / "checkpoint" / "devices.json"
+        self._epoch = secrets.token_bytes(8)
+        config, program = task.config, task.program
+        longest = 4 * (1 + config.train.k * config.train.local_steps + program.n_stats) + _OVERHEAD
+        self._inbox = Inbox(longest, _MAX_WAITING)
+        self._loop = Loop(self._inbox)
+        self._link: Link | None = None
+        self._conductor: Conductor | None = None
+        self._last_traffic: dict[str, tuple[int, int]] = {}
+        self._traffic = {"bytes_up": 0, "bytes_down": 0}
+        self._asked_at: float | None = None
+        """When the round's first order went out."""
+        self._silence_deadline = self._echo_deadline = inf
+        """When to look into a round without an answer, and into a broker that does not repeat our announcement."""
+        self._other_runs = set[bytes]()
+        """Runs of other servers at this broker."""
+        self._sizes: dict[int, int] = {}
+        self._late_rounds = 0
+        """Rounds that closed at their deadline with some answers missing."""
+        self._refreshed = 0.0
+        self._stopped = False
+        # Raised wherever the server happens to be, an interrupt may be swallowed or become another error.
+        self._handlers = {
+            number: signal.signal(number, self._stop)
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if threading.current_thread() is threading.main_thread()
+        }
+
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+        return self._workers.map(work, items)
+
+    def evaluate(self, program: Program, values: Vector, stats: Vector) -> tuple[float, float]:
+        return self._workers.evaluate(program, values, stats)
+
+    def digests(self) -> dict[str, str]:
+        """Nobody but the devices knows what they hold."""
+        return {}
+
+    def sizes(self) -> Mapping[int, int]:
+        """What devices said when they answered."""
+        return self._sizes
+
+    def train(self, job: Job) -> Iterator[LocalResult]:
+        raise ForeseedError(
+            "real devices cannot backpropagate; expected a method of forward passes, such as ntk-baffle"
+        )
+
+    def ask(self, coordinator: Coordinator, program: Program) -> Traffic:
+        if program is not self.task.program:
+            raise ForeseedError("real devices keep the program that they began with; expected a method of a fixed mask")
+        conductor = self._conductor or self._start(coordinator)
+        self._asked_at, refused = None, conductor.refused + self._inbox.dropped
+        conductor.open(time.monotonic())
+        while not conductor.complete:
+            if self._stopped:
+                raise KeyboardInterrupt
+            self._loop.work()
+            self._refresh_watch(conductor)
+            self._loop.deliver(_POLL)
+            self._check_silence(coordinator)
+        self._report_missing(coordinator)
+        replies, traffic = coordinator.replies, self._traffic
+        self._traffic = {"bytes_up": 0, "bytes_down": 0}
+        self._sizes |= {reply.device: reply.samples for reply in replies}
+        assert self._asked_at is not None
+        waited = 1000 * (time.monotonic() - self._asked_at)
+        measured = self._wire(replies) | {
+            "round_overhead_ms": waited - min(waited, max(reply.compute_ms for reply in replies)),
+            "refused": dict(conductor.refused + self._inbox.dropped - refused),
+            "peaks_kib": [reply.peak_kib for reply in replies],
+        }
+        return Traffic(traffic["bytes_up"], traffic["bytes_down"], measured)
+
+    def costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """Tell the devices that the run is over; what they held and sent goes into the summary."""
+        link, self._link = self._link, None
+        if link is None:
+            link, end = self._connect(), time.monotonic() + _FINISH_TIMEOUT
+            while not link.is_connected and time.monotonic() < end:
+                time.sleep(_POLL)
+        link.stop((ALL, encode(Announce(run_id(self.task.config), self._epoch, True)), True))
+        # A server that was killed counted too, but a run may have begun in the simulator.
+        served = [row for row in rows if row["wire_up"] is not None]
+        return self._costs(served) if served else None
+
+    def _stop(self, *_: object) -> None:
+        self._stopped = True
+
+    def close(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._link is not None:
+            self._link.stop()
+            self._link = None
+        self._workers.close()
+
+    def _start(self, coordinator: Coordinator) -> Conductor:
+        config, program = self.task.config, self.task.program
+        batch = config.train.batch if program.n_stats else 0
+        self._conductor = Conductor(
+            coordinator, config.fleet, program.bytes, batch, self._epoch, self._numbers(), self._store
+        )
+        self._link = self._connect()
+        return self._conductor
+
+    def _connect(self) -> Link:
+        # Nobody else may know it: a client that connects with the same id throws this one out.
+        client_id = f"foreseed-{secrets.token_hex(8)}"
+        return self._loop.connect(self, self._broker, client_id, [ALL, EVERY_UP, EVERY_HERE], self._say)
+
+    def connected(self) -> list[Publication]:
+        assert self._conductor is not None
+        self._epoch, self._echo_deadline = secrets.token_bytes(8), time.monotonic() + _ECHO_TIMEOUT
+        self._conductor.reconnected(self._epoch)
+        return [(ALL, encode(self._conductor.announce), True)]
+
+    def receive(self, topic: str, payload: bytes) -> list[Publication]:
+        assert self._conductor is not None
+        if topic == ALL:
+            self._check_announcement(payload)
+            return []
+        self._traffic["bytes_up"] += len(payload)
+        (name, instance), now = sender(topic), time.monotonic()
+        if instance:
+            return self._publications(self._conductor.receive(name, instance, payload, now))
+        return self._publications(self._conductor.presence(name, payload, now))
+
+    def work(self) -> list[Publication]:
+        assert self._conductor is not None
+        return self._publications(self._conductor.tick(time.monotonic()))
+
+    def _check_announcement(self, payload: bytes) -> None:
+        """Our own announcement comes back; that of another server means trouble."""
+        try:
+            announce = decode(payload, Announce)
+        except WireError:
+            return
+        assert isinstance(announce, Announce)
+        if announce.epoch == self._epoch:
+            self._echo_deadline = inf
+        elif not announce.finished and announce.run not in {run_id(self.task.config)} | self._other_runs:
+            self._other_runs.add(announce.run)
+            self._say(
+                f"run {announce.run.hex()} is announced at this broker too; if its server is still there, stop one of "
+                "the two: they take each other's devices"
+            )
+
+    def _check_silence(self, coordinator: Coordinator) -> None:
+        """Look into a silence that lasts."""
+        now = time.monotonic()
+        if now > self._echo_deadline:
+            self._echo_deadline = inf
+            self._say("the broker drops what this server says; check its credentials and the broker's ACL")
+        if now > self._silence_deadline and not coordinator.replies:
+            # At values that have grown too large no device can answer. The test images show that too: this raises.
+            self._silence_deadline = inf
+            self.evaluate(self.task.program, coordinator.state.values, coordinator.state.stats)
+
+    def _report_missing(self, coordinator: Coordinator) -> None:
+        if not coordinator.missing:
+            return
+        self._late_rounds += 1
+        if self._late_rounds & (self._late_rounds - 1) == 0:  # the first time, the second, the fourth, ...
+            wanted = self.task.config.data.per_round
+            self._say(
+                f"round {coordinator.round}: {wanted - coordinator.missing} of {wanted} answers within "
+                f"{self.task.config.fleet.deadline:g} s ({self._late_rounds} such rounds so far); "
+                "raise fleet.deadline if devices are slow"
+            )
+
+    def _publications(self, sends: Sequence[Send]) -> list[Publication]:
+        publications = []
+        for name, instance, message in sends:
+            if isinstance(message, OrderMessage) and self._asked_at is None:
+                self._asked_at = time.monotonic()
+                self._silence_deadline = self._asked_at + _SILENCE_TIMEOUT
+            data = encode(message)
+            self._traffic["bytes_down"] += len(data)
+            publications.append((down(name, instance), data, False))
+        return publications
+
+    def _refresh_watch(self, conductor: Conductor) -> None:
+        if self._watch is not None and time.monotonic() - self._refreshed > 0.25:
+            self._refreshed = time.monotonic()
+            self._watch(conductor.devices)
+
+    def _wire(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Bytes on the devices' sockets since each one's last reply; a device that started anew counts from 0."""
+        assert self._conductor is not None
+        wire = []
+        instances = {device.number: device.instance for device in self._conductor.devices.values()}
+        for reply in replies:
+            key = f"{reply.device}/{instances.get(reply.device)}"
+            sent, received = self._last_traffic.get(key, (0, 0))
+            wire.append((max(reply.sent - sent, 0), max(reply.received - received, 0)))
+            self._last_traffic[key] = (reply.sent, reply.received)
+        return {"wire_up": sum(up for up, _ in wire), "wire_down": sum(down for _, down in wire), "wire": wire}
+
+    def _costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        names, peaks = {number: name for name, number in self._numbers().items()}, dict[str, int]()
+        for row in rows:
+            for number, peak in zip(row["participants"], row["peaks_kib"], strict=True):
+                peaks[names[number]] = max(peak, peaks.get(names[number], 0))
+        return {
+            "devices": len(names),
+            "device_peak_mb": max(peaks.values()) * 1024 / 1e6,
+            "device_peaks_kib": peaks,
+            "refused": dict(sum((Counter(row["refused"]) for row in rows), Counter[str]())),
+            "wire_up_bytes": sum(row["wire_up"] for row in rows),
+            "wire_down_bytes": sum(row["wire_down"] for row in rows),
+            "payload_up_bytes": sum(row["bytes_up"] for row in rows),
+            "payload_down_bytes": sum(row["bytes_down"] for row in rows),
+            "round_overhead_ms": statistics.median_high(row["round_overhead_ms"] for row in rows),
+        }
+
+    def _numbers(self) -> dict[str, int]:
+        try:
+            return _Numbers.validate_json(self._enrolled.read_bytes(), strict=True)
+        except FileNotFoundError:
+            return {}
+        except ValidationError:
+            raise ForeseedError(
+                f"{self._enrolled} is damaged: it holds which device has which number; put it right, or start anew"
+            ) from None
+
+    def _store(self, numbers: Mapping[str, int]) -> None:
+        os.makedirs(self._enrolled.parent, exist_ok=True)
+        write_whole(self._enrolled, json.dumps(numbers, indent=1).encode())

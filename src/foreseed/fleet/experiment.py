@@ -1,0 +1,39 @@
+"""An experiment on real devices, from the config to the summary: no training image is needed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from foreseed.config import Config
+from foreseed.data import load_held_out
+from foreseed.fleet.devices import FleetDevices, Table
+from foreseed.methods import Task, make_task
+from foreseed.runs import Summary, Watch, prune_watch, run
+from foreseed.transport.link import Broker
+
+
+def run_served(
+    config: Config,
+    folder: Path,
+    broker: Broker,
+    say: Callable[[str], None],
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+    look: Callable[[Table], None] | None = None,
+    task: Task | None = None,
+) -> Summary:
+    """Run a config on the devices that a broker reaches; `look` is shown who is there, again and again."""
+
+    def task_and_devices() -> tuple[Task, FleetDevices]:
+        made = task or _make(config, watch)
+        say(f"serving {config.run_name} at {broker}")
+        return made, FleetDevices(made, folder, broker, say, look)
+
+    return run(config, folder, task_and_devices, resume=resume, watch=watch)
+
+
+def _make(config: Config, watch: Watch | None) -> Task:
+    tests = load_held_out(config.data.set, config.data.root or None)
+    return make_task(config, tests, prune_watch(config, watch))

@@ -1,0 +1,50 @@
+"""What one device holds at its peak: planned, observed, and as a real process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from foreseed.engine import Engine, Program, Samples
+from foreseed.engine.types import Buffer
+from foreseed.meter.memory import planned_bp_bytes
+from foreseed.meter.process import MeterError, process_peak_bytes
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The peak memory of one device; what was not measured is None."""
+
+    planned_bytes: int
+    observed_bytes: int | None
+    process_peak_bytes: int | None
+    batch: int
+    note: str
+    """What is in it."""
+
+
+def bp_free_memory(program: Program, values: Buffer, records: Buffer, batch: int) -> DeviceMemory:
+    """Of a device that goes forward only, with `batch` images in memory; some records are run through it."""
+    engine = Engine(program, batch=batch)
+    samples = Samples.records(records, program.image_bytes)
+    engine.loss(values, samples.part(0, min(samples.count, max(batch, 4))))
+    return DeviceMemory(
+        engine.planned_bytes, engine.observed_bytes, _process_peak("bp-free", program, 1), batch,
+        "program, values, perturbed copy, activations and input of a lean device",
+    )  # fmt: skip
+
+
+def bp_memory(program: Program, batch: int, momentum: bool) -> DeviceMemory:
+    """Of a device that backpropagates through the dense model."""
+    return DeviceMemory(
+        planned_bp_bytes(program, batch, momentum).total, None, _process_peak("bp", program, batch), batch,
+        "parameters, gradients, optimiser state and saved activations of dense tensors",
+    )  # fmt: skip
+
+
+def _process_peak(kind: Literal["bp", "bp-free"], program: Program, batch: int) -> int | None:
+    """Measured in a process of its own; a machine that cannot start one does not undo the run."""
+    try:
+        return process_peak_bytes(kind, program, batch)
+    except MeterError:
+        return None

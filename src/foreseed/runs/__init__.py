@@ -1,0 +1,13 @@
+"""Runs: the loop, the folder, checkpoints, and the typed records that everybody reads."""
+
+from foreseed.runs.folder import Run as Run
+from foreseed.runs.folder import RunError as RunError
+from foreseed.runs.folder import RunFolderError as RunFolderError
+from foreseed.runs.folder import participants as participants
+from foreseed.runs.folder import read_run as read_run
+from foreseed.runs.loop import Progress as Progress
+from foreseed.runs.loop import Watch as Watch
+from foreseed.runs.loop import prune_watch as prune_watch
+from foreseed.runs.loop import run as run
+from foreseed.runs.records import Row as Row
+from foreseed.runs.records import Summary as Summary

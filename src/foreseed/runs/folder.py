@@ -1,0 +1,244 @@
+"""A run's folder: claimed once, written whole, read back; one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, RootModel, ValidationError
+
+from foreseed.config import Config, differences
+from foreseed.config import load as load_config
+from foreseed.engine import ForeseedError
+from foreseed.engine.files import PARTIAL, write_whole
+from foreseed.runs.records import Row, Summary, to_json
+
+_LOCK = ".lock"
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class RunError(ForeseedError):
+    """A run that cannot start, go on, or be trusted any further."""
+
+
+class RunFolderError(ForeseedError):
+    """A run folder that is missing, unfinished or damaged."""
+
+
+class RunFolder:
+    """The files of a run, for whoever writes them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoint" / "state.npz"
+        self.figures = path / "figures"
+
+    def claim(self, config: Config, resume: bool) -> None:
+        """Take the folder: a new one, or that of the same config."""
+        written = self.path / "config.toml"
+        if resume:
+            if not written.exists():
+                raise RunError(f"{self.path}: no run to resume there; start it without --resume")
+            changed = differences(load_config(written), config)
+            if changed:
+                raise RunError(
+                    f"{self.path}: that run has another config ({'; '.join(changed)}); resume it with its own"
+                )
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            # A half-written config is what a kill at this very moment leaves: nothing to resume, and nothing to lose.
+            taken = any(entry.suffix != PARTIAL and entry.name != _LOCK for entry in self.path.iterdir())
+        except OSError as error:
+            raise RunError(
+                f"{self.path}: cannot make a run folder there ({error.strerror}); choose another --out"
+            ) from None
+        if taken:
+            raise RunError(f"{self.path} exists and is not empty; choose another --out, or go on with --resume")
+        write_whole(written, config.to_toml().encode())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process out of the folder, and say in a sentence when the disk refuses.
+
+        The lock goes with the process, however it ends.
+        """
+        try:
+            with open(self.path / _LOCK, "ab") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise RunError(f"{self.path}: locked by another process; wait for it, or stop it") from None
+                yield
+        except OSError as error:
+            raise RunError(
+                f"{error.filename or self.path}: {error.strerror or error}; put that right, then go on with --resume"
+            ) from None
+
+    def begin(self, digests: dict[str, str]) -> None:
+        """Write what is known before the first round; a run that is resumed must start from the same parts."""
+        for name in ("checkpoint", "figures"):
+            (self.path / name).mkdir(exist_ok=True)
+        begun, env = self.path / "checkpoint" / "begun.json", self.path / "env.json"
+        then = json.loads(begun.read_bytes()) if begun.exists() else digests
+        if changed := [part for part in digests if digests[part] != then.get(part)]:
+            raise RunError(
+                f"{self.path}: made here, its {' and '.join(changed)} differ{'s' if len(changed) == 1 else ''} from "
+                f"what it began with; resume it with the same data and the versions in {env.name}"
+            )
+        write_whole(begun, json.dumps(digests).encode())
+        if not env.exists():
+            write_whole(env, json.dumps(environment(), indent=1).encode())
+
+    def rows(self, done: int) -> list[Row]:
+        """The rows of the rounds that the checkpoint has seen; one written after it is dropped."""
+        metrics = self.path / "metrics.jsonl"
+        lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+        # A round's line is written just before its checkpoint: a kill leaves at most one too many.
+        if not done <= len(lines) <= done + 1:
+            raise RunError(
+                f"{self.path}: {len(lines)} lines of metrics beside a checkpoint of round {done}, files of this run "
+                "are lost; start it anew in another folder"
+            )
+        write_whole(metrics, b"".join(lines[:done]))
+        return [_parse(Row, metrics, line.decode()) for line in lines[:done]]
+
+    @contextmanager
+    def metrics(self) -> Iterator[BinaryIO]:
+        """The file that rows are added to."""
+        with open(self.path / "metrics.jsonl", "ab") as file:
+            yield file
+
+    def add(self, row: Row, file: BinaryIO) -> None:
+        """Write a row, to the disk."""
+        file.write(to_json(row) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+    def finish(self, summary: Summary) -> None:
+        """Write the summary, which is there only when a run is over."""
+        write_whole(self.path / "summary.json", to_json(summary, indent=1))
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for the record."""
+    import torch
+
+    from foreseed.engine import native
+
+    return {
+        "foreseed": version("foreseed"), "python": platform.python_version(), "numpy": np.__version__,
+        "torch": torch.__version__, "machine": platform.machine(), "system": platform.system(),
+        "cores": os.cpu_count(), "instruction_set": native.isa(),
+    }  # fmt: skip
+
+
+def participants(folder: Path, rounds: int) -> list[tuple[int, ...]]:
+    """The devices that answered in each round of a run."""
+    metrics = folder / "metrics.jsonl"
+    try:
+        taken = [Row.model_validate_json(line).participants for line in metrics.read_bytes().splitlines()]
+    except (OSError, ValueError):
+        raise RunError(f"{folder}: expected the folder of a BP-free run, with its metrics.jsonl") from None
+    if len(taken) < rounds:
+        raise RunError(f"{folder}: that run has {len(taken)} rounds, this one {rounds}; set rounds={len(taken)}")
+    return taken
+
+
+# Reading what others have written.
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its results, its rounds, its settings and the machine it ran on."""
+
+    folder: Path
+    summary: Summary
+    rounds: tuple[Row, ...]
+    config_text: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+
+    @cached_property
+    def flops_so_far(self) -> npt.NDArray[np.float64]:
+        """FLOPs of all devices up to each round."""
+        return np.cumsum([float(r.flops) for r in self.rounds])
+
+    @cached_property
+    def bytes_so_far(self) -> npt.NDArray[np.float64]:
+        """Payload bytes of all devices, up and down, up to each round."""
+        return np.cumsum([float(r.bytes_up + r.bytes_down) for r in self.rounds])
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """Read one run folder; a folder that is missing, unfinished or damaged is a RunFolderError."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise RunFolderError(f"{path}: there is no such folder; name the folder of a finished run")
+    if not (path / "summary.json").exists():
+        raise RunFolderError(f"{path}: {_why_no_summary(path)}")
+    summary = _parse(Summary, path / "summary.json", read_text(path / "summary.json"))
+    config_text = read_text(path / "config.toml")
+    try:
+        config = tomllib.loads(config_text)
+    except tomllib.TOMLDecodeError as error:
+        raise damaged(path / "config.toml", str(error)) from error
+    env = _parse(RootModel[dict[str, Any]], path / "env.json", read_text(path / "env.json")).root
+    return Run(path, summary, _rounds(path / "metrics.jsonl", summary), config_text, config, env)
+
+
+def _why_no_summary(path: Path) -> str:
+    held = sorted(p.parent.name for p in path.glob("*/summary.json"))
+    if held:
+        return f"this folder is not a run but holds runs ({', '.join(held)}); name those instead"
+    if (path / "metrics.jsonl").exists():
+        return "the run has not finished (no summary.json); finish it with `foreseed run --resume`"
+    return "not a run folder (no summary.json); name the folder of a finished run"
+
+
+def _rounds(path: Path, summary: Summary) -> tuple[Row, ...]:
+    lines = read_text(path).splitlines()
+    rounds = tuple(_parse(Row, path, line, f"line {i}") for i, line in enumerate(lines, 1))
+    numbers = [r.round for r in rounds]
+    if numbers != sorted(set(numbers)) or not numbers or numbers[-1] != summary.rounds:
+        end = f"ends at round {numbers[-1]}" if numbers else "is empty"
+        raise damaged(path, f"it {end} or is out of order, and summary.json tells of {summary.rounds} rounds")
+    if all(r.accuracy is None for r in rounds):
+        raise damaged(path, "no round was evaluated")
+    return rounds
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of a run folder."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RunFolderError(f"{path}: this file of the run folder is missing; run it again") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, str(error)) from error
+
+
+def _parse(model: type[_Model], path: Path, text: str, where: str = "") -> _Model:
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = [where, ".".join(str(part) for part in first["loc"]), first["msg"]]
+        raise damaged(path, ": ".join(part for part in place if part)) from error
+
+
+def damaged(path: Path, reason: str) -> RunFolderError:
+    """The error for a file that cannot be read as what it should be."""
+    return RunFolderError(f"{path}: damaged ({reason}); restore the file or run it again")

@@ -1,0 +1,160 @@
+"""A run: rounds, evaluation, metrics and checkpoints, for any method on any devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from foreseed.config import Config, methods
+from foreseed.config.methods import Method
+from foreseed.engine import ForeseedError
+from foreseed.methods import Devices, RoundResult, State, Task
+from foreseed.prune import Step, save_mask
+from foreseed.runs import checkpoint
+from foreseed.runs.folder import RunError, RunFolder
+from foreseed.runs.records import Row, Summary
+from foreseed.runs.summary import summarise
+
+_GROWN = 1.3
+"""Times its minimum: a test loss that has grown so much, and goes on growing, is worth a word."""
+_TESTS = 3
+"""Tests in a row that it must have grown in."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is, for a live line."""
+
+    config: Config
+    stage: str
+    """"prune" or "train"."""
+    done: int
+    total: int
+    row: Row | None
+    """The last round; None while pruning."""
+    accuracy: float | None
+    """Of the last evaluation."""
+    note: str = ""
+    """Something that the user should know, said once."""
+
+
+Watch = Callable[[Progress], None]
+
+
+def run(
+    config: Config,
+    folder: Path,
+    prepare: Callable[[], tuple[Task, Devices]],
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> Summary:
+    """Run a config in a folder and return its summary; with `resume`, go on where a killed run was.
+
+    `prepare` is called once the folder is ours: pruning takes its time.
+    """
+    place = RunFolder(folder)
+    place.claim(config, resume)
+    with place.locked():
+        task, devices = prepare()
+        try:
+            place.begin(devices.digests() | task.digests())
+            if task.pruning is not None:
+                save_mask(folder / "mask.npz", task.pruning.mask)
+            method = methods()[config.method]
+            state = method.init(task)
+            done = checkpoint.restore(place.checkpoint, state) if place.checkpoint.exists() else 0
+            rows = place.rows(done)
+            _train(task, devices, method, state, rows, place, watch)
+            state.program.save(folder / "model.fsp", state.values, state.stats)
+            summary = summarise(task, devices, state, rows)
+            place.finish(summary)
+            return summary
+        finally:
+            devices.close()
+
+
+def _train(
+    task: Task,
+    devices: Devices,
+    method: Method,
+    state: State,
+    rows: list[Row],
+    place: RunFolder,
+    watch: Watch | None,
+) -> None:
+    config = task.config
+    with place.metrics() as metrics:
+        while len(rows) < config.rounds:
+            began = time.perf_counter()
+            try:
+                result = method.round(task, devices, state)
+                seconds = time.perf_counter() - began
+                row = _row(result, seconds, _evaluate(devices, state, result.round, config))
+            except ForeseedError as error:
+                raise RunError(f"{config.run_name}, round {len(rows) + 1}: {error}") from None
+            rows.append(row)
+            place.add(row, metrics)
+            checkpoint.save(place.checkpoint, len(rows), state)
+            if watch is not None:
+                accuracy = next((row.accuracy for row in reversed(rows) if row.accuracy is not None), None)
+                note = diverging(rows) if row.loss is not None else ""
+                watch(Progress(config, "train", len(rows), config.rounds, row, accuracy, note))
+
+
+def _row(result: RoundResult, seconds: float, tests: dict[str, Any]) -> Row:
+    return Row(
+        round=result.round,
+        lr=result.lr,
+        train_loss=result.train_loss,
+        devices=len(result.participants),
+        samples=result.samples,
+        forward_passes=result.work.forward_passes,
+        flops=result.work.flops,
+        dense_flops=result.work.dense_flops,
+        participants=tuple(result.participants),
+        bytes_up=result.traffic.bytes_up,
+        bytes_down=result.traffic.bytes_down,
+        seconds=seconds,
+        **tests,
+        **result.traffic.measured,
+    )
+
+
+def _evaluate(devices: Devices, state: State, round: int, config: Config) -> dict[str, float | None]:
+    tests: dict[str, float | None] = {"accuracy": None, "loss": None, "ema_accuracy": None, "ema_loss": None}
+    if round % config.eval_every and round != config.rounds:
+        return tests
+    tests["accuracy"], tests["loss"] = devices.evaluate(state.program, state.values, state.stats)
+    if state.ema is not None:
+        tests["ema_accuracy"], tests["ema_loss"] = devices.evaluate(state.program, state.ema, state.stats)
+    return tests
+
+
+def diverging(rows: list[Row]) -> str:
+    """A word on a test loss that grows and grows, the first time that it can be said; else nothing."""
+    losses = [(row.round, row.loss) for row in rows if row.loss is not None]
+
+    def grows(upto: int) -> bool:
+        tail = [loss for _, loss in losses[:upto]][-_TESTS - 1 :]
+        rising = len(tail) > _TESTS and all(a < b for a, b in pairwise(tail))
+        return rising and tail[-1] > _GROWN * min(loss for _, loss in losses[:upto])
+
+    if not grows(len(losses)) or any(grows(upto) for upto in range(1, len(losses))):
+        return ""
+    least = min(losses, key=lambda test: test[1])
+    return (
+        f"the test loss has grown from {least[1]:.3f} (round {least[0]}) to {losses[-1][1]:.3f}: steps are too long "
+        "for the noise of the estimates; halve train.lr, or raise train.k and train.spread together"
+    )
+
+
+def prune_watch(config: Config, watch: Watch | None) -> Callable[[Step], None] | None:
+    """A run's watch as that of its pruning."""
+    if watch is None:
+        return None
+    return lambda step: watch(Progress(config, "prune", step.iteration, step.iterations, None, None))

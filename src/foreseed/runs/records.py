@@ -1,0 +1,158 @@
+"""What a run writes and everybody reads: the row of a round, and the summary. A new metric starts here.
+
+`metrics.jsonl` holds a `Row` a line, `summary.json` the `Summary`. Report, comparison, trackers and benchmarks read
+these types and no others.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Accuracy = Annotated[float, Field(ge=0, le=1)]
+
+
+class Record(BaseModel):
+    """Read and written as JSON; keys that a later version may add are passed over, so that old reports read on."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Row(Record):
+    """A round: what it did and cost, all devices together; tests are None where nothing was evaluated."""
+
+    round: int
+    lr: float
+    train_loss: float
+    devices: int
+    samples: int
+    forward_passes: int
+    flops: int
+    dense_flops: int
+    participants: tuple[int, ...]
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    accuracy: Accuracy | None
+    loss: float | None
+    ema_accuracy: Accuracy | None
+    ema_loss: float | None
+    # Of real devices only:
+    wire_up: int | None = None
+    """Bytes on the devices' sockets, framing and TLS included."""
+    wire_down: int | None = None
+    wire: tuple[tuple[int, int], ...] | None = None
+    """Up and down, participant by participant."""
+    round_overhead_ms: float | None = None
+    """The round's time beyond its slowest device's computing."""
+    refused: dict[str, int] | None = None
+    """Messages that changed nothing, by reason."""
+    peaks_kib: tuple[int, ...] | None = None
+    """Peak memory of the participants' processes."""
+
+
+class Totals(Record):
+    """What all devices of a run spent together, or one device in one round."""
+
+    flops: float
+    dense_flops: float
+    forward_passes: float
+    bytes_up: float
+    bytes_down: float
+
+
+class RunTotals(Totals):
+    """What a run spent, with its time."""
+
+    seconds: float
+
+
+class Memory(Record):
+    """The peak memory of one device; what was not measured is None."""
+
+    planned_bytes: int
+    observed_bytes: int | None
+    process_peak_bytes: int | None
+    batch: int
+    note: str
+
+
+class Layer(Record):
+    """A layer's live and dense size and work."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+    kind: str
+    n_dense: int
+    density: float | None
+    macs: float
+    dense_macs: float
+
+
+class Pruning(Record):
+    """What finding the mask cost."""
+
+    pruner: str
+    seconds: float
+    device_bytes_up: float
+    device_bytes_down: float
+    device_flops: float
+    bp_free: bool
+
+
+class Shares(Record):
+    """How many samples each device holds."""
+
+    devices: int
+    sizes: tuple[int, ...]
+    stated: bool = False
+    """By the devices themselves, as far as they were asked."""
+
+
+class FleetCosts(Record):
+    """What a run on real devices took beyond the payload."""
+
+    devices: int
+    device_peak_mb: float
+    device_peaks_kib: dict[str, int]
+    refused: dict[str, int]
+    wire_up_bytes: int
+    wire_down_bytes: int
+    payload_up_bytes: int
+    payload_down_bytes: int
+    round_overhead_ms: float
+
+
+class Summary(Record):
+    """The results of a run."""
+
+    name: str
+    method: str
+    engine: str
+    seed: int
+    rounds: int
+    model: str
+    data: str
+    n_live: int
+    n_total: int
+    density: float
+    macs: int
+    dense_macs: int
+    final_accuracy: Accuracy
+    max_accuracy: Accuracy
+    last_mean_accuracy: Accuracy
+    final_ema_accuracy: Accuracy | None
+    total: RunTotals
+    per_device_round: Totals
+    memory: Memory
+    layers: tuple[Layer, ...]
+    pruning: Pruning | None
+    partition: Shares
+    fleet: FleetCosts | None = None
+
+
+def to_json(record: Record, **options: Any) -> bytes:
+    """A record as it is written; what was never set is left out."""
+    return record.model_dump_json(exclude_unset=True, **options).encode()

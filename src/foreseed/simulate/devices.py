@@ -1,0 +1,150 @@
+"""Simulated devices: a pool of threads answers orders and trains, each thread with its own engine."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from foreseed.coordinator import Coordinator
+from foreseed.device.probing import Answer, Order, answer, move, split
+from foreseed.device.worker import reply_to
+from foreseed.engine import Program, project
+from foreseed.engine.types import Buffer
+from foreseed.methods.backprop import LocalTrainer
+from foreseed.methods.protocol import Job, LocalResult, Traffic, Vector
+from foreseed.methods.task import Task
+from foreseed.methods.workers import Workers
+from foreseed.simulate.population import Population
+from foreseed.wire import NOTHING_HELD, PROGRAM, STATE, OrderMessage, Reply, encode, transfer_bytes
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class SimulatedDevices:
+    """All devices of a population; results are the same bits for any number of workers."""
+
+    def __init__(
+        self,
+        task: Task,
+        population: Population,
+        participants: Sequence[Sequence[int]] | None = None,
+        workers: Workers | None = None,
+    ) -> None:
+        """`participants` of every round, to go through a run of real devices again; sampled, if not given."""
+        self.task, self.population, self.participants = task, population, participants
+        self._workers = workers or Workers(task)
+        self._trainer: tuple[Program | None, LocalTrainer | None] = (None, None)
+
+    def close(self) -> None:
+        self._workers.close()
+
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+        return self._workers.map(work, items)
+
+    def evaluate(self, program: Program, values: Vector, stats: Vector) -> tuple[float, float]:
+        return self._workers.evaluate(program, values, stats)
+
+    def digests(self) -> dict[str, str]:
+        return self.population.digests()
+
+    def sizes(self) -> Mapping[int, int]:
+        return {device: int(size) for device, size in enumerate(self.population.partition.sizes)}
+
+    def costs(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A simulation takes nothing but time."""
+
+    def ask(self, coordinator: Coordinator, program: Program) -> Traffic:
+        present = None if self.participants is None else self.participants[coordinator.round - 1]
+        orders = coordinator.open(present)
+        up = down = 0
+        for order in orders:
+            fetched = _fetched(coordinator, order, program)
+            up, down = up + fetched[0], down + fetched[1] + coordinator.order_bytes(order)
+        for reply in self.replies(orders, program, coordinator.state.values):
+            coordinator.receive(reply)
+            up += len(encode(reply))
+        return Traffic(up, down)
+
+    def train(self, job: Job) -> Iterator[LocalResult]:
+        self._prepare_trainer(job.program)
+        t, seed = self.task.config.train, self.task.config.seed
+
+        def client_update(device: int) -> LocalResult:
+            images, labels = self.population.images(device)
+            trained = self._own_trainer(job.program).train(
+                job.values, images, labels, epochs=t.epochs, batch=t.batch, lr=job.lr, momentum=t.momentum,
+                weight_decay=t.weight_decay, seed=(seed, job.round, device), stats=job.stats,
+            )  # fmt: skip
+            return LocalResult(len(images), trained.values, trained.stats, trained.loss)
+
+        yield from self.map(client_update, job.devices)
+
+    def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
+        """Every device's reply. All of them hold the server's values (a catch-up proves that by its hash)."""
+        if self.task.config.engine == "exact":
+            self._prepare_trainer(program)
+        # The largest shards first, so that no thread is left with one at the end.
+        sizes = self.population.partition.sizes
+        by_size = sorted(range(len(orders)), key=lambda i: -int(sizes[orders[i].device]))
+        done = dict(zip(by_size, self.map(lambda i: self._reply(orders[i], program, values), by_size), strict=True))
+        return [done[i] for i in range(len(orders))]
+
+    def _reply(self, message: OrderMessage, program: Program, values: Vector) -> Reply:
+        order, engine = Order.of(message), self._workers.engine(program)
+        samples = self.population.samples(message.device)
+        # BatchNorm: the statistics of the device's own images at the values as they are, frozen while it probes.
+        stats = engine.batch_stats(values, samples) if program.n_stats else None
+        if self.task.config.engine == "exact":
+            result = self._exact(order, program, values, stats)
+        else:
+            result = answer(engine, values, samples, order, stats)
+        return reply_to(message, result, stats)
+
+    # The limit of short probes, by backpropagation.
+
+    def _prepare_trainer(self, program: Program) -> None:
+        """Make the trainer that threads copy: that traces the model, which is not for several threads at a time."""
+        if self._trainer[0] is not program:
+            self._trainer = (program, LocalTrainer(self.task.model, program))
+
+    def _own_trainer(self, program: Program) -> LocalTrainer:
+        """This thread's copy of the torch model."""
+        trainer = self._trainer[1]
+        assert trainer is not None
+        return self._workers.own("trainer", program, trainer.copy)
+
+    def _exact(self, order: Order, program: Program, values: Vector, stats: Buffer | None) -> Answer:
+        """What `answer` comes to as sigma goes to 0."""
+        local = array("f", values.tobytes())
+        differences, base_loss = self._exact_step(order, program, local, 0, stats)
+        for step in range(1, order.local_steps):
+            move(local, differences[-order.k :], order, step - 1)
+            differences += self._exact_step(order, program, local, step, stats)[0]
+        return Answer(differences, base_loss, self.population.samples(order.device).count)
+
+    def _exact_step(
+        self, order: Order, program: Program, values: Buffer, step: int, stats: Buffer | None
+    ) -> tuple[array[float], float]:
+        """One gradient for each part of the images, then sigma times its product with every direction."""
+        images, labels = self.population.images(order.device)
+        spans = split(len(images), order.spread)
+        gradients, loss = self._own_trainer(program).gradient(values, images, labels, spans, stats)
+        differences = array("f", bytes(4 * order.k))
+        for part, gradient in enumerate(gradients):
+            slopes = project(order.directions(part, len(spans), step=step), gradient)
+            differences[part :: len(spans)] = array("f", [order.sigma * slope for slope in slopes])
+        return differences, loss
+
+
+def _fetched(coordinator: Coordinator, order: OrderMessage, program: Program) -> tuple[int, int]:
+    """Bytes up and down of what a device fetches before it answers: the state if need be, the program at first."""
+    state, held, round = coordinator.state, coordinator.state.last_seen[order.device], order.round - 1
+    up = down = 0
+    if held != round and not order.updates:
+        up, down = transfer_bytes(STATE, round, (1 + coordinator.vectors) * state.values.nbytes)
+    if held == NOTHING_HELD:
+        more_up, more_down = transfer_bytes(PROGRAM, 0, len(program.bytes))
+        up, down = up + more_up, down + more_down
+    return up, down

@@ -1,0 +1,149 @@
+"""Robust aggregation: liars move a round little, and honest rounds hardly change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreseed.coordinator import Coordinator, Optimiser, Rules
+from foreseed.coordinator.robust import CLIP, SHARE, added, clipped, fair, trimmed_mean
+from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, project
+from foreseed.wire import OrderMessage, Reply
+
+N, M, K, SIGMA = 600, 10, 40, 1e-3
+SHARED = Rules(b"run-name", seed=5, devices=M, per_round=M, k=K, sigma=SIGMA, seeds="shared")
+TRIM = replace(SHARED, robust="trim", trim=0.2)
+CLIPPED = replace(SHARED, robust="clip")
+
+Array = npt.NDArray[np.float64]
+Lie = Callable[[Reply], Reply]
+
+
+def honest(order: OrderMessage) -> Reply:
+    """A device's reply where the devices agree on the gradient but for what their own images add to it."""
+    common = np.random.default_rng(1).normal(size=N)
+    own = common + 0.5 * np.random.default_rng([2, order.device]).normal(size=N)
+    device = SHARED_DEVICE if order.shared else order.device
+    slopes = np.array(project(Directions(order.seed, order.round, device, K), own.astype(np.float32)))
+    samples = 80 + 8 * order.device
+    losses = np.append(2.3, SIGMA * slopes).astype("<f4").tobytes()
+    return Reply(order.run, order.round, order.device, samples, losses, 1)
+
+
+def times(factor: float) -> Lie:
+    def lie(reply: Reply) -> Reply:
+        losses = np.frombuffer(reply.losses, "<f4").copy()
+        losses[1:] *= factor
+        return reply._replace(losses=losses.tobytes())
+
+    return lie
+
+
+def many_samples(reply: Reply) -> Reply:
+    return times(-1)(reply)._replace(samples=2**31)
+
+
+def estimate(rules: Rules, liars: Sequence[int] = (), lie: Lie = lambda reply: reply) -> Array:
+    """What the server takes for the gradient of a round."""
+    coordinator = Coordinator.start(rules, Optimiser(lr=1.0, momentum=0.0), np.zeros(N))
+    for order in coordinator.open():
+        reply = honest(order)
+        assert coordinator.receive(lie(reply) if order.device in liars else reply) is None
+    coordinator.close()
+    return -coordinator.state.values.astype(np.float64)
+
+
+def moved(rules: Rules, liars: Sequence[int], lie: Lie) -> float:
+    """How far liars move the estimate, in lengths of what it would have been."""
+    plain = estimate(replace(rules, robust="none"))
+    return float(np.linalg.norm(estimate(rules, liars, lie) - plain) / np.linalg.norm(plain))
+
+
+LIES = {"1000 times": times(1000), "-1000 times": times(-1000), "flipped": times(-1)}
+
+
+@pytest.mark.parametrize("liars", [[3], [0, 9]], ids=["one", "two"])
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+@pytest.mark.parametrize(("rules", "most"), [(TRIM, 0.35), (CLIPPED, 1.1)], ids=["trim", "clip"])
+def test_liars_cannot_move_the_estimate_far(rules: Rules, most: float, lie: Lie, liars: list[int]) -> None:
+    assert moved(rules, liars, lie) < most
+
+
+@pytest.mark.parametrize("liars", [[3], [0, 9]], ids=["one", "two"])
+def test_without_a_rule_one_liar_decides(liars: list[int]) -> None:
+    assert moved(SHARED, liars, times(1000)) > 50
+    assert moved(SHARED, liars, many_samples) > 1.5
+
+
+@pytest.mark.parametrize("liars", [[3], [0, 9]], ids=["one", "two"])
+def test_trimming_is_not_fooled_by_a_made_up_number_of_samples(liars: list[int]) -> None:
+    assert moved(TRIM, liars, many_samples) < 0.35
+
+
+def test_clip_works_with_seeds_per_device_as_well() -> None:
+    rules = replace(CLIPPED, seeds="per-device")
+    assert moved(rules, [3], times(1000)) < 1.1
+    assert moved(replace(rules, robust="none"), [3], times(1000)) > 50
+
+
+@pytest.mark.parametrize("rules", [TRIM, CLIPPED], ids=["trim", "clip"])
+def test_honest_rounds_are_hardly_changed(rules: Rules) -> None:
+    assert moved(rules, [], times(1)) < 0.1
+
+
+def test_liar_is_cut_when_an_honest_device_stays_away() -> None:
+    differences = np.vstack([np.ones((8, 3)), np.full((1, 3), 1e6)])
+    np.testing.assert_allclose(trimmed_mean(differences, np.ones(9), trim=0.1), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("m", "trim", "kept"), [(10, 0.1, 8), (10, 0.3, 4), (9, 0.1, 7), (2, 0.4, 2), (1, 0.4, 1), (5, 0.0, 5)]
+)
+def test_trim_drops_its_share_at_either_end_but_never_all(m: int, trim: float, kept: int) -> None:
+    differences = np.random.default_rng(m).permutation(np.arange(m, dtype=np.float64) ** 3)[:, None]
+    cut = (m - kept) // 2
+    expected = np.mean(np.sort(differences[:, 0])[cut : m - cut])
+    np.testing.assert_allclose(trimmed_mean(differences, np.ones(m), trim), [expected])
+
+
+def test_trim_is_the_weighted_mean_of_those_left_in_every_direction_by_itself() -> None:
+    differences = np.array([[0.0, 9.0], [1.0, 3.0], [2.0, 1.0], [9.0, 0.0]])
+    weights = np.array([0.2, 0.3, 0.2, 0.3])
+    expected = [(0.3 * 1 + 0.2 * 2) / 0.5, (0.3 * 3 + 0.2 * 1) / 0.5]
+    np.testing.assert_allclose(trimmed_mean(differences, weights, 0.25), expected)
+
+
+def test_clip_leaves_what_is_not_large() -> None:
+    differences = np.array([[1.0, -2.0, 3.0], [-1.0, 2.0, 1e9]])
+    expected = np.array([[1.0, -2.0, 3.0], [-1.0, 2.0, CLIP * 2.0]])
+    np.testing.assert_array_equal(clipped(differences), expected)
+    # Of two devices, one liar: the other one sets the scale.
+    np.testing.assert_array_equal(clipped(np.array([[1.0], [-1e9]])), [[1.0], [-CLIP]])
+
+
+@given(st.lists(st.integers(1, 2**31), min_size=1, max_size=30))
+def test_no_device_counts_for_much_more_than_the_median_one(samples: list[int]) -> None:
+    weights = np.array(samples) / sum(samples)
+    shares = fair(weights)
+    assert shares.sum() == pytest.approx(1)
+    middle = np.sort(shares)[(len(shares) - 1) // 2]
+    assert shares.max() <= SHARE * middle * (1 + 1e-9)
+    # Whoever is not above the limit keeps its share of the others.
+    np.testing.assert_allclose(shares / shares.min(), np.minimum(weights / weights.min(), shares.max() / shares.min()))
+
+
+def test_devices_are_added_one_by_one_for_a_single_direction_as_for_many() -> None:
+    column = np.random.default_rng(0).normal(size=(1000, 1))
+    assert added(column)[0] == added(np.hstack([column, column]))[0] == np.cumsum(column)[-1]
+
+
+def test_trim_needs_the_same_directions_on_every_device() -> None:
+    assert TRIM.seeds == "shared"
+    with pytest.raises(ForeseedError, match=r'"trim" compares devices along the same directions; set train\.seeds'):
+        replace(TRIM, seeds="per-device")

@@ -1,0 +1,225 @@
+"""A fleet of real processes, killed at random moments: the server, devices and the broker.
+
+    python -m tests.fleet.kills --trials 50 --seed 1
+
+Every trial is a run of its own that must end with the simulator's weights, to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from foreseed.config import Config
+from foreseed.data import shard_name, write_shards
+from foreseed.fleet.devices import ServedFleet
+from foreseed.fleet.local import Mosquitto
+from foreseed.simulate import World, make_world, run
+from foreseed.transport.link import broker
+from tests.simulate.small import leave_out_the_slow, small_config, write_bars
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["foreseed.fleet.devices"])
+_PATIENCE = 120.0
+"""Seconds until a trial counts as stuck; a quiet one takes a few."""
+
+
+def fleet_config(bars: Path, **changes: object) -> Config:
+    """A run that real devices finish within seconds, and that is the simulator's to the bit."""
+    return small_config(bars, **({"rounds": 20, "eval_every": 10, "fleet__sample": "all"} | changes))
+
+
+class KilledAtTheEnd(ServedFleet):
+    """A server that is killed when its last round is on disk, and before devices are told."""
+
+    def finish(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().finish(rows)
+
+
+class Devices:
+    """Devices of a run, each in a process of its own that can be killed and started again."""
+
+    def __init__(self, url: str, count: int, folder: Path, shards: Path, save_every: int = 3) -> None:
+        self._url, self._folder, self._shards, self._save_every = url, folder, shards, save_every
+        folder.mkdir(parents=True, exist_ok=True)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        for number in range(count):
+            self.start(number)
+
+    def start(self, number: int) -> None:
+        with open(self._folder / f"device-{number}.log", "ab") as log:
+            self._processes[number] = subprocess.Popen(
+                [
+                    sys.executable, "-m", "foreseed.device.agent", "--broker", self._url, "--once",
+                    "--name", f"device-{number}", "--number", str(number), "--save-every", str(self._save_every),
+                    "--shard", str(self._shards / shard_name(number)),
+                    "--state", str(self._folder / f"device-{number}.state"),
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def kill(self, number: int) -> None:
+        self._processes[number].kill()
+        self._processes[number].wait()
+
+    def hang(self, number: int) -> None:
+        """Let a device do nothing, and nobody be told, as when its network fails."""
+        self._processes[number].send_signal(signal.SIGSTOP)
+
+    def go_on(self, number: int) -> None:
+        self._processes[number].send_signal(signal.SIGCONT)
+
+    def log(self, number: int) -> str:
+        """All that a device said, in all its lives."""
+        return (self._folder / f"device-{number}.log").read_text()
+
+    def wait(self) -> list[int]:
+        """Wait until all have ended by themselves; returns their exit codes."""
+        return [process.wait(_PATIENCE) for process in self._processes.values()]
+
+    def close(self) -> None:
+        for number in self._processes:
+            self.kill(number)
+
+    def __enter__(self) -> Devices:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RealFleet:
+    """A broker, a server and its devices, each in a process of its own that can be killed and started again."""
+
+    def __init__(self, config: Config, folder: Path, shards: Path, kind: type[ServedFleet] = ServedFleet) -> None:
+        self.config, self.folder = config, folder
+        folder.mkdir(parents=True)
+        self.broker = Mosquitto.plain()
+        self.start_server(kind)
+        self.devices = Devices(self.broker.url, config.data.devices, folder, shards)
+
+    def start_server(self, kind: type[ServedFleet] = ServedFleet) -> None:
+        """Start the run, or go on with it."""
+        self.server: BaseProcess = _PROCESSES.Process(
+            target=_serve, args=(self.config, self.folder, self.broker.url, kind)
+        )
+        self.server.start()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that are on the server's disk."""
+        metrics = self.folder / "run" / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    def kill(self, victim: str, number: int, pause: float) -> None:
+        """Kill -9 the server, the broker, or a device, and start it again after a pause."""
+        if victim == "server":
+            self.server.kill()
+            self.server.join()
+            time.sleep(pause)
+            self.server.close()
+            self.start_server()
+        elif victim == "broker":
+            self.broker.kill()
+            time.sleep(pause)
+            self.broker.start()
+        else:
+            self.devices.kill(number)
+            time.sleep(pause)
+            self.devices.start(number)
+
+    def finish(self) -> None:
+        """Wait until the run is over."""
+        self.server.join(_PATIENCE)
+        assert self.server.exitcode == 0, f"the server ended with {self.server.exitcode} at round {self.rounds}"
+
+    def close(self) -> None:
+        self.server.kill()
+        self.server.join()
+        self.devices.close()
+        self.broker.close()
+
+    def __enter__(self) -> RealFleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def trial(config: Config, folder: Path, shards: Path, random: Random, kills: int) -> tuple[bytes, list[str]]:
+    """One run with so many kills; returns the model that it ended with, and who was killed."""
+    killed = []
+    with RealFleet(config, folder, shards) as fleet:
+        for after in sorted(random.randrange(config.rounds) for _ in range(kills)):
+            end = time.monotonic() + _PATIENCE
+            while fleet.rounds < after and fleet.server.is_alive():
+                assert time.monotonic() < end, f"stuck at round {fleet.rounds}"
+                time.sleep(0.001)
+            time.sleep(random.uniform(0, 0.05))
+            if not fleet.server.is_alive():
+                break
+            killed.append(random.choice(["server", "broker", "device"]))
+            fleet.kill(killed[-1], random.randrange(config.data.devices), random.uniform(0, 0.3))
+        fleet.finish()
+    return (folder / "run" / "model.fsp").read_bytes(), killed
+
+
+def simulated(config: Config, folder: Path, world: World) -> bytes:
+    """The model that the simulator ends with."""
+    run(config, folder, world=world)
+    return (folder / "model.fsp").read_bytes()
+
+
+def _serve(config: Config, folder: Path, url: str, kind: type[ServedFleet]) -> None:
+    leave_out_the_slow(setattr)
+    target, log = folder / "run", folder / "server.log"
+    with open(log, "a") as file:
+        sys.stderr = file
+        run(
+            config, target, resume=(target / "config.toml").exists(),
+            devices=lambda world: kind(world, target, broker(url), lambda line: print(line, file=file)),
+        )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Kill a real fleet at random moments; every run must end as simulated."
+    )
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=1, help="kills in a trial")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    random, killed, equal = Random(options.seed), Counter[str](), 0
+    leave_out_the_slow(setattr)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = fleet_config(write_bars(folder / "bars.npz"))
+        world = make_world(config)
+        write_shards(world.data, world.partition, folder / "shards")
+        expected = simulated(config, folder / "simulated", world)
+        for number in range(options.trials):
+            model, victims = trial(config, folder / f"trial-{number}", folder / "shards", random, options.kills)
+            killed.update(victims)
+            same = model == expected
+            equal += same
+            outcome = "equal" if same else "NOT EQUAL"
+            print(f"trial {number + 1}: killed {', '.join(victims) or 'nobody'}; {outcome}", flush=True)
+    print(f"{equal} of {options.trials} runs ended bit-equal to the simulator; killed: {dict(killed)}")
+    sys.exit(equal != options.trials)
+
+
+if __name__ == "__main__":
+    main()

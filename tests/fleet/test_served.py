@@ -1,0 +1,298 @@
+"""A run on a real fleet, with real processes and a real mosquitto: it ends as the simulator does, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from foreseed.config import Config, ConfigError
+from foreseed.data import write_shards
+from foreseed.fleet.devices import ServedFleet, check
+from foreseed.simulate import Fleet, Progress, RunError, World, make_world, participants, run
+from foreseed.transport import topics
+from foreseed.transport.link import Link, broker
+from foreseed.wire import Fetch, Message, OrderMessage, Ready, decode
+from tests.fleet.broker import Mosquitto
+from tests.fleet.kills import Devices, KilledAtTheEnd, RealFleet, fleet_config, simulated, trial
+from tests.simulate.small import leave_out_the_slow, write_bars
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up waiting; what it waits for takes moments."""
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bars(tmp_path_factory.mktemp("bars") / "bars.npz")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_the_slow(monkeypatch.setattr)
+
+
+def shards_of(world: World, folder: Path) -> Path:
+    write_shards(world.data, world.partition, folder / "shards")
+    return folder / "shards"
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def config(bars: Path) -> Config:
+    return fleet_config(bars, rounds=40)
+
+
+@pytest.fixture(scope="module")
+def world(config: Config) -> World:
+    return make_world(config)
+
+
+@pytest.fixture(scope="module")
+def shards(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shards_of(world, tmp_path_factory.mktemp("kills"))
+
+
+# Seeds whose kills fall well before the last round, and on all three kinds.
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [13, 36, 69])
+def test_a_run_with_kills_ends_bit_equal_to_the_simulator(
+    seed: int, config: Config, world: World, shards: Path, tmp_path: Path
+) -> None:
+    model, killed = trial(config, tmp_path / "real", shards, Random(seed), kills=4)
+    assert len(killed) == 4
+    assert set(killed) == {"server", "broker", "device"}
+    assert model == simulated(config, tmp_path / "simulated", world)
+
+
+@pytest.mark.slow
+def test_a_server_killed_after_its_last_round_still_tells_devices_that_the_run_is_finished(
+    bars: Path, shards: Path, tmp_path: Path
+) -> None:
+    # All devices in every round: each is in the run when it ends.
+    config = fleet_config(bars, rounds=3, data__per_round=6)
+    with RealFleet(config, tmp_path / "real", shards, KilledAtTheEnd) as fleet:
+        fleet.server.join(PATIENCE)
+        assert fleet.server.exitcode == -9
+        assert fleet.rounds == 3
+        assert not (tmp_path / "real" / "run" / "summary.json").exists()
+        fleet.start_server()
+        fleet.finish()
+        assert fleet.devices.wait() == [0] * config.data.devices
+        logs = [fleet.devices.log(number) for number in range(config.data.devices)]
+    assert [log.splitlines()[-1] for log in logs] == ["the run is finished"] * config.data.devices
+    summary = json.loads((tmp_path / "real" / "run" / "summary.json").read_text())
+    assert summary["rounds"] == 3
+    assert summary["fleet"]["device_peak_mb"] > 10  # what was measured before the kill is not lost
+
+
+@pytest.mark.slow
+def test_a_run_that_began_in_the_simulator_goes_on_with_real_devices(
+    config: Config, world: World, shards: Path, tmp_path: Path
+) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.done == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "run", world=world, watch=stop)
+    with Mosquitto.plain() as mosquitto, Devices(mosquitto.url, config.data.devices, tmp_path, shards):
+        summary = serve(config, tmp_path / "run", world, mosquitto.url, resume=True)
+    assert (tmp_path / "run" / "model.fsp").read_bytes() == simulated(config, tmp_path / "simulated", world)
+    assert summary["fleet"]["wire_up_bytes"] == sum(row["wire_up"] for row in rows_of(tmp_path / "run")[30:])
+
+
+@pytest.mark.slow
+def test_a_second_server_on_the_same_folder_is_refused(
+    config: Config, world: World, shards: Path, tmp_path: Path
+) -> None:
+    with RealFleet(config, tmp_path / "real", shards) as fleet:
+        fleet.devices.close()  # so that the first server waits
+        wait_for(tmp_path / "real" / "run" / "checkpoint" / "world")
+        with pytest.raises(RunError, match="another process is at this run; wait for it, or stop it"):
+            serve(config, tmp_path / "real" / "run", world, fleet.broker.url, resume=True)
+        assert fleet.server.is_alive()
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.005)
+
+
+def serve(config: Config, folder: Path, world: World, url: str, **options: Any) -> dict[str, Any]:
+    return run(
+        config, folder, world=world, devices=lambda world: ServedFleet(world, folder, broker(url), lambda line: None),
+        **options,
+    )  # fmt: skip
+
+
+class Spy:
+    """Reads all that devices and the server tell each other."""
+
+    def __init__(self, url: str) -> None:
+        self.heard: list[tuple[str, Message]] = []
+        """Each with the process that said it, or that it was for."""
+        connected = threading.Event()
+        self._link = Link(
+            broker(url), "spy", [topics.EVERY_UP, topics.down("+", "+")], received=self._note, connected=connected.set,
+            failed=pytest.fail, say=lambda line: None,
+        )  # fmt: skip
+        self._link.start()
+        assert connected.wait(PATIENCE)
+
+    def of(self, kind: type[Message]) -> list[tuple[str, Any]]:
+        return [(process, message) for process, message in self.heard if isinstance(message, kind)]
+
+    def close(self) -> None:
+        self._link.stop()
+
+    def _note(self, topic: str, payload: bytes) -> None:
+        self.heard.append((topic.rpartition("/")[2], decode(payload)))
+
+
+class Churn:
+    """A run in which 3 of 10 devices vanish in every round, and come back in the next: two are killed, one hangs."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config, self.folder, self.vanished = config, folder / "real", 0
+        self.world, self._random = make_world(config), Random(1)
+        self._gone: list[int] = []
+        shards = shards_of(self.world, folder)
+        with (
+            Mosquitto.plain() as mosquitto,
+            Devices(mosquitto.url, config.data.devices, folder / "devices", shards, save_every=1) as devices,
+        ):
+            self.spy = Spy(mosquitto.url)
+            self.summary = serve(
+                config, self.folder, self.world, mosquitto.url, watch=partial(self._strike, devices)
+            )  # fmt: skip
+            self.spy.close()
+        self.rows = rows_of(self.folder)
+
+    def _strike(self, devices: Devices, progress: Progress) -> None:
+        """Between two rounds: orders go out to devices that are dead before the broker has told."""
+        if progress.done == progress.total:
+            return
+        for number in self._gone[1:]:
+            devices.start(number)
+        for number in self._gone[:1]:
+            devices.go_on(number)
+        self._gone = self._random.sample(range(self.config.data.devices), 3)
+        self.vanished += len(self._gone)
+        devices.hang(self._gone[0])
+        for number in self._gone[1:]:
+            devices.kill(number)
+
+
+@pytest.fixture(scope="module", params=["per-device", "shared"])
+def churn(request: pytest.FixtureRequest, bars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Churn]:
+    config = fleet_config(
+        bars, rounds=12, data__devices=10, fleet__sample="present", fleet__extra=1, fleet__deadline=0.5,
+        fleet__gather=0.5, train__seeds=request.param,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        leave_out_the_slow(monkeypatch.setattr)
+        yield Churn(config, tmp_path_factory.mktemp("churn"))
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_devices_in_every_round_finishes_and_can_be_simulated_to_the_bit(
+    churn: Churn, tmp_path: Path
+) -> None:
+    assert churn.vanished == 3 * (churn.config.rounds - 1)
+    assert [row["round"] for row in churn.rows] == list(range(1, churn.config.rounds + 1))
+    taken = participants(churn.folder, churn.config.rounds)
+    run(churn.config, tmp_path / "again", world=churn.world, devices=lambda world: Fleet(world, taken))
+    assert (tmp_path / "again" / "model.fsp").read_bytes() == (churn.folder / "model.fsp").read_bytes()
+    assert participants(tmp_path / "again", churn.config.rounds) == taken
+    # The devices that answered were not those that a simulation would have asked: the kills made a difference.
+    run(churn.config, tmp_path / "other", world=churn.world)
+    assert participants(tmp_path / "other", churn.config.rounds) != taken
+
+
+@pytest.mark.slow
+def test_devices_that_were_away_catch_up_by_updates_and_fetch_nothing(churn: Churn) -> None:
+    first = dict(reversed(churn.spy.of(Ready)))
+    came_back = {process for process, ready in first.items() if ready.held >= 0}
+    assert not came_back & {process for process, _ in churn.spy.of(Fetch)}
+    missed = [len(order.updates) for process, order in churn.spy.of(OrderMessage) if process in came_back]
+    assert max(missed) >= 2
+
+
+@pytest.mark.slow
+def test_metrics_and_summary_of_a_served_run_hold_what_is_promised(churn: Churn) -> None:
+    for row in churn.rows:
+        assert {"wire_up", "wire_down", "round_overhead_ms", "refused", "participants"} <= row.keys()
+        assert row["participants"] == sorted(set(row["participants"]))
+        assert len(row["participants"]) == row["devices"] <= churn.config.data.per_round
+        assert row["wire_up"] == sum(up for up, _ in row["wire"]) > 0
+        assert row["wire_down"] == sum(down for _, down in row["wire"]) > 0
+        assert len(row["wire"]) == len(row["peaks_kib"]) == row["devices"]
+        assert all(count > 0 for count in row["refused"].values())
+    fleet = json.loads((churn.folder / "summary.json").read_text())["fleet"]
+    assert fleet == churn.summary["fleet"]
+    assert churn.config.data.per_round <= fleet["devices"] <= churn.config.data.devices
+    for key, column in {
+        "wire_up_bytes": "wire_up", "wire_down_bytes": "wire_down", "payload_up_bytes": "bytes_up",
+        "payload_down_bytes": "bytes_down",
+    }.items():  # fmt: skip
+        assert fleet[key] == sum(row[column] for row in churn.rows), key
+    assert fleet["refused"] == sum((Counter(row["refused"]) for row in churn.rows), Counter())
+    assert fleet["round_overhead_ms"] in [row["round_overhead_ms"] for row in churn.rows]
+    assert 10 < fleet["device_peak_mb"] < 30
+    assert fleet["device_peak_mb"] == max(fleet["device_peaks_kib"].values()) * 1024 / 1e6
+
+
+@pytest.mark.slow
+def test_values_that_have_grown_too_large_are_told_although_no_device_can_answer(
+    config: Config, world: World, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foreseed.fleet.devices._SILENCE_TIMEOUT", 0.3)
+    large = replace(world, values=1e20 * world.values)
+    with (
+        Mosquitto.plain() as mosquitto,
+        Devices(mosquitto.url, config.data.devices, tmp_path, shards),
+        pytest.raises(RunError, match=r"ntk-baffle, round 1: the loss is not finite: .*lower the learning rate"),
+    ):
+        serve(config, tmp_path / "run", large, mosquitto.url)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"method": "fedavg"}, "method fedavg backpropagates, which devices cannot; expected ntk-baffle or baffle"),
+        ({"engine": "exact"}, 'engine "exact" is a simulation; real devices take engine = "difference"'),
+        ({"fleet__min_replies": 4}, "fleet.min_replies 4 never come of data.per_round 3 devices"),
+    ],
+)
+def test_what_a_real_fleet_cannot_run_is_refused(changes: dict[str, Any], complaint: str, bars: Path) -> None:
+    check(fleet_config(bars))
+    with pytest.raises(ConfigError) as refusal:
+        check(fleet_config(bars, **changes))
+    assert str(refusal.value) == complaint
+
+
+@pytest.mark.parametrize("damage", [b"what is this?", b'{"device-0": "zero"}', b'{"device-0": -1}', b"[]", b""])
+def test_damaged_enrolments_are_told_and_nothing_is_changed(damage: bytes, bars: Path, tmp_path: Path) -> None:
+    config = fleet_config(bars)
+    enrolled = tmp_path / "run" / "checkpoint" / "devices.json"
+    enrolled.parent.mkdir(parents=True)
+    (tmp_path / "run" / "config.toml").write_text(config.to_toml())
+    enrolled.write_bytes(damage)
+    with pytest.raises(RunError, match=r"devices\.json is damaged: it holds which device has which number; put it"):
+        # It is found before anybody is asked, so there need not be a broker.
+        serve(config, tmp_path / "run", make_world(config), "mqtt://localhost:9", resume=True)
+    assert enrolled.read_bytes() == damage
