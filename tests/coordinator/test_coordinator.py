@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreseed.coordinator import Closed, Coordinator, NotFiniteError, Optimiser, Rules
+from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.coordinator import MAX_UPDATES_BYTES
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, direction
 from foreseed.engine.update import replay
+from foreseed.methods.ntk_baffle import Learnt, NotFiniteError, learn
 from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, decode, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
 
@@ -38,11 +39,11 @@ def reply_to(order: OrderMessage, samples: int = 0, stats: bytes = b"") -> Reply
     return Reply(order.run, order.round, order.device, n, losses.astype("<f4").tobytes(), 9, stats)
 
 
-def play(coordinator: Coordinator, rounds: int = 1) -> Closed:
+def play(coordinator: Coordinator, rounds: int = 1) -> Learnt:
     for _ in range(rounds):
         for order in coordinator.open():
             assert coordinator.receive(reply_to(order)) is None
-        closed = coordinator.close()
+        closed = learn(coordinator)
     return closed
 
 
@@ -73,7 +74,7 @@ def test_round_steps_along_the_weighted_estimate_of_eq_16(seeds: Any, kind: Any,
     assert len({reply.samples for reply in replies}) > 1
     for reply in reversed(replies):
         assert coordinator.receive(reply) is None
-    closed = coordinator.close()
+    closed = learn(coordinator)
     expected = estimate(replies, rules)
     np.testing.assert_allclose(before - coordinator.state.values, expected, atol=1e-6 * np.abs(expected).max())
     total = sum(reply.samples for reply in replies)
@@ -100,7 +101,7 @@ def test_only_devices_that_answered_count() -> None:
     replies = [reply_to(order) for order in coordinator.open()][1:]
     for reply in replies:
         coordinator.receive(reply)
-    coordinator.close()
+    learn(coordinator)
     expected = estimate(replies)
     np.testing.assert_allclose(before - coordinator.state.values, expected, atol=1e-6 * np.abs(expected).max())
 
@@ -113,16 +114,16 @@ def test_mean_loss_is_rounded_once_whatever_python_adds_with() -> None:
     for loss, order in zip(losses, coordinator.open(), strict=True):
         numbers = array("f", [loss, *reply_to(order).differences])
         assert coordinator.receive(reply_to(order, samples=2)._replace(losses=numbers.tobytes())) is None
-    assert coordinator.close().base_loss == 1 / len(losses)
+    assert learn(coordinator).base_loss == 1 / len(losses)
 
 
 def test_round_without_replies_cannot_be_closed_and_goes_on() -> None:
     coordinator = start()
     orders = coordinator.open()
-    with pytest.raises(ForeseedError, match="round 1 has no replies"):
-        coordinator.close()
+    with pytest.raises(ForeseedError, match="has no replies to learn from"):
+        learn(coordinator)
     assert coordinator.receive(reply_to(orders[0])) is None
-    assert coordinator.close().update.round == 1
+    assert learn(coordinator).update.round == 1
 
 
 def expected_steps(optimiser: Optimiser, w: np.ndarray, gradients: Sequence[np.ndarray]) -> np.ndarray:
@@ -182,7 +183,7 @@ def test_closing_with_many_threads_gives_the_same_bits(clip: float) -> None:
             play(alone)
             for order in shared_out.open():
                 shared_out.receive(reply_to(order))
-            shared_out.close(pool.map)
+            learn(shared_out, pool.map)
     np.testing.assert_array_equal(alone.state.values, shared_out.state.values)
 
 
@@ -192,7 +193,7 @@ def test_statistics_are_the_weighted_mean_of_the_last_round() -> None:
     for i, order in enumerate(orders):
         stats = np.array([i, 2 * i, 3, 4], "<f4").tobytes()
         assert coordinator.receive(reply_to(order, samples=i + 1, stats=stats)) is None
-    coordinator.close()
+    learn(coordinator)
     np.testing.assert_allclose(coordinator.state.stats, [8 / 6, 16 / 6, 3, 4], rtol=1e-6)
 
 
@@ -259,7 +260,7 @@ def test_extra_devices_are_asked_and_the_first_replies_count() -> None:
     assert coordinator.missing == 0
     assert [coordinator.receive(reply) for reply in replies[3:]] == ["not needed any more"] * 2
     assert coordinator.receive(replies[0]) == "duplicate"
-    assert coordinator.close().replies == by_device(replies[:3])
+    assert learn(coordinator).replies == by_device(replies[:3])
     assert [coordinator.receive(reply) for reply in replies[3:]] == ["late"] * 2
     assert coordinator.refused == {"not needed any more": 2, "duplicate": 1, "late": 2}
 
@@ -284,7 +285,7 @@ def test_others_are_asked_for_what_is_missing_and_what_arrived_counts() -> None:
     assert coordinator.receive(late) is coordinator.receive(other) is None
     assert coordinator.replies == by_device([first, late, other])
     assert coordinator.ask_others(range(10)) == []
-    assert coordinator.close().replies == by_device([first, late, other])
+    assert learn(coordinator).replies == by_device([first, late, other])
     assert coordinator.waiting == set()
     assert coordinator.replies == ()
 
@@ -306,7 +307,7 @@ def test_faulty_replies_change_nothing_and_are_counted() -> None:
     for c in (coordinator, clean):
         for order in c.open():
             assert c.receive(reply_to(order, stats=stats)) is None
-        c.close()
+        learn(c)
     early = reply_to(coordinator.open()[0], stats=stats)
     orders = clean.open()
     good = [reply_to(order, stats=stats) for order in orders]
@@ -336,8 +337,8 @@ def test_faulty_replies_change_nothing_and_are_counted() -> None:
         # The first answer holds, whatever comes after it.
         assert coordinator.receive(reply._replace(samples=999)) == "duplicate"
         assert clean.receive(reply) is None
-    coordinator.close()
-    clean.close()
+    learn(coordinator)
+    learn(clean)
     np.testing.assert_array_equal(coordinator.state.values, clean.state.values)
     np.testing.assert_array_equal(coordinator.state.stats, clean.state.stats)
     assert coordinator.refused == {reason: len(replies) for reason, replies in bad.items()} | {"duplicate": 3}
@@ -365,7 +366,7 @@ def test_update_that_is_not_finite_is_refused_and_the_state_kept(optimiser: Opti
         huge = np.full(1 + RULES.k, 3e38, "<f4").tobytes()
         assert coordinator.receive(reply_to(order)._replace(losses=huge)) is None
     with pytest.raises(NotFiniteError, match=r"not finite; lower train\.lr"):
-        coordinator.close()
+        learn(coordinator)
     assert coordinator.round == 1
     np.testing.assert_array_equal(coordinator.state.values, before)
     for kept, buffer in zip(coordinator.state.buffers, buffers, strict=True):
@@ -445,7 +446,7 @@ def test_devices_that_come_and_go_hold_the_servers_bits(
             if not lost and chance.random() < 0.8:
                 coordinator.receive(reply_to(received))
         if coordinator.replies:
-            coordinator.close()
+            learn(coordinator)
     assert took["log"] > 5
     assert took["state"] > 5
 
@@ -545,7 +546,7 @@ def test_device_that_did_not_answer_is_not_taken_to_hold_the_values() -> None:
     coordinator = start()
     orders = coordinator.open()
     coordinator.receive(reply_to(orders[0]))
-    coordinator.close()
+    learn(coordinator)
     assert coordinator.state.last_seen[orders[0].device] == 0
     assert coordinator.state.last_seen[orders[1].device] == -1
     assert coordinator.catch_up(orders[0].device)
@@ -576,7 +577,7 @@ def test_size_of_an_order_is_that_of_its_encoding(rounds: int) -> None:
     for _ in range(rounds):
         for order in coordinator.open(range(1, RULES.devices)):
             coordinator.receive(reply_to(order))
-        coordinator.close()
+        learn(coordinator)
     coordinator.open()
     order = coordinator.order(0)
     assert len(order.updates) == rounds

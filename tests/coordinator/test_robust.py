@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.robust import CLIP, SHARE, added, clipped, fair, trimmed_mean
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, project
+from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import OrderMessage, Reply
 
 N, M, K, SIGMA = 600, 10, 40, 1e-3
@@ -55,7 +56,7 @@ def estimate(rules: Rules, liars: Sequence[int] = (), lie: Lie = lambda reply: r
     for order in coordinator.open():
         reply = honest(order)
         assert coordinator.receive(lie(reply) if order.device in liars else reply) is None
-    coordinator.close()
+    learn(coordinator)
     return -coordinator.state.values.astype(np.float64)
 
 

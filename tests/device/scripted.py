@@ -13,6 +13,7 @@ import numpy as np
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.device.member import Member
 from foreseed.engine.program import Act, Kind, Op, Program, assemble
+from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import (
     CHUNK,
     PROGRAM,
@@ -155,7 +156,7 @@ def play(server: Server, member: Member, rounds: int = 1, device: int = 0) -> li
     for _ in range(rounds):
         said = ask(server, member, server.order(device))
         assert isinstance(said[-1], Reply)
-        server.coordinator.close()
+        learn(server.coordinator)
     return said
 
 
@@ -166,7 +167,7 @@ def play_without(server: Server, rounds: int = 1, device: int = 1) -> None:
         losses = np.random.default_rng(order.round).normal(0, 1e-3, 1 + order.k * order.local_steps)
         reply = Reply(order.run, order.round, device, 9, losses.astype("<f4").tobytes(), 9)
         assert server.coordinator.receive(reply) is None
-        server.coordinator.close()
+        learn(server.coordinator)
 
 
 def times_of(member: Member, until: float) -> list[tuple[float, Message]]:

@@ -10,6 +10,7 @@ import numpy as np
 from foreseed.config.schema import Fleet
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.fleet.conductor import Conductor, Send
+from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import ANY_NUMBER, Join, Message, OrderMessage, Presence, Ready, Reply, encode
 
 RUN = b"run-name"
@@ -79,7 +80,7 @@ class Stage:
     def close(self) -> list[Send]:
         """The owner closes a complete round and opens the next one."""
         assert self.conductor.complete
-        self.coordinator.close()
+        learn(self.coordinator)
         return self.open()
 
     def state(self, name: str) -> str:

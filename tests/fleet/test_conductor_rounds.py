@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import Ready
 from tests.fleet.stage import RUN, Stage, answer_to, asked, coordinator_for, full, orders
 
@@ -99,7 +100,7 @@ def test_nobody_is_asked_between_rounds() -> None:
     for send in sent:
         stage.answer(send)
     assert stage.conductor.complete
-    stage.coordinator.close()
+    learn(stage.coordinator)
     assert not stage.conductor.complete
     assert stage.wait(FOREVER) == []
     assert asked(stage.join("a")) == set()
@@ -139,7 +140,7 @@ def test_round_closes_at_its_deadline_with_enough_replies() -> None:
     assert not stage.conductor.complete
     assert stage.wait(0.2) == []
     assert stage.conductor.complete
-    closed = stage.coordinator.close()
+    closed = learn(stage.coordinator)
     assert len(closed.replies) == 2
 
 
@@ -156,7 +157,7 @@ def test_others_are_asked_at_a_deadline_with_too_few_replies_and_all_replies_cou
     stage.answer(others[0])
     assert stage.conductor.complete
     devices = {send.message.device for send in (sent[0], sent[1], others[0])}
-    assert {reply.device for reply in stage.coordinator.close().replies} == devices
+    assert {reply.device for reply in learn(stage.coordinator).replies} == devices
 
 
 def test_new_deadline_closes_the_round_too() -> None:
@@ -281,7 +282,7 @@ def hold(stage: Stage, failing: str, rounds: int = 1) -> list[set[str]]:
                     stage.answer(send)
             sent = orders(stage.wait(60))
             history[-1] |= asked(sent)
-        stage.coordinator.close()
+        learn(stage.coordinator)
     return history
 
 
@@ -373,7 +374,7 @@ def test_run_finishes_promptly_while_a_third_vanishes_in_every_round(devices: in
             for send in replies:
                 sent += orders(stage.answer(send))
             sent += orders(stage.wait())
-        stage.coordinator.close()
+        learn(stage.coordinator)
         for name in away:
             lives[name] += 1
             stage.join(name, life=lives[name])
@@ -413,7 +414,7 @@ def test_with_sample_all_the_run_is_the_simulators_to_the_bit() -> None:
     for _ in range(30):
         for order in plain.open():
             plain.receive(answer_to(order))
-        plain.close()
+        learn(plain)
         sent = orders(stage.open())
         while not stage.conductor.complete:
             stage.wait(100)
@@ -423,7 +424,7 @@ def test_with_sample_all_the_run_is_the_simulators_to_the_bit() -> None:
             sent = [send for send in sent if send.name != name] + orders(stage.join(name, life=lives[name]))
             if sent:
                 stage.answer(sent.pop(chance.randrange(len(sent))))
-        stage.coordinator.close()
+        learn(stage.coordinator)
     assert stage.coordinator.state.round == 30
     np.testing.assert_array_equal(stage.coordinator.state.values, plain.state.values)
     np.testing.assert_array_equal(stage.coordinator.state.buffers, plain.state.buffers)

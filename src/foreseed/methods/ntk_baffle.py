@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import fsum, sqrt
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -60,6 +60,18 @@ class State:
         return self.server.stats
 
 
+class Learnt(NamedTuple):
+    """What a round's replies came to."""
+
+    update: Update
+    """For the log: all that a device needs to follow."""
+    lr: float
+    base_loss: float
+    """Mean loss of the devices that answered, weighted by their samples."""
+    samples: int
+    replies: tuple[Reply, ...]
+
+
 def init(task: Task) -> State:
     """Line 1: W <- W0 * m."""
     coordinator = Coordinator.start(_rules(task.config), _optimiser(task.config), task.values, task.stats)
@@ -69,39 +81,38 @@ def init(task: Task) -> State:
 
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
     """Lines 2-12: one round of training."""
-    coordinator, number = state.coordinator, state.coordinator.round
-    traffic = devices.ask(coordinator, state.program)
-    replies = coordinator.replies
-    learn(coordinator, devices.map)
+    traffic = devices.ask(state.coordinator, state.program)
+    learnt = learn(state.coordinator, devices.map)
     state.ema = moving_average(state.ema, state.values, task.config.train.ema)
-    samples = sum(reply.samples for reply in replies)
     return RoundResult(
-        round=number,
-        lr=coordinator.optimiser.lr_at(number),
-        # fsum: the built-in sum of floats rounds differently from one Python version to the next.
-        train_loss=fsum(reply.samples * reply.base_loss for reply in replies) / samples,
-        participants=[reply.device for reply in replies],
-        samples=samples,
-        work=sum((forward_work(state.program, reply.forward_passes) for reply in replies), Work()),
+        round=learnt.update.round,
+        lr=learnt.lr,
+        train_loss=learnt.base_loss,
+        participants=[reply.device for reply in learnt.replies],
+        samples=learnt.samples,
+        work=sum((forward_work(state.program, reply.forward_passes) for reply in learnt.replies), Work()),
         traffic=traffic,
     )
 
 
-def learn(coordinator: Coordinator, spread_over: Map = map) -> Update:
-    """Lines 10-12: from the open round's replies to the next round's values; returns the update for the log.
+def learn(coordinator: Coordinator, spread_over: Map = map) -> Learnt:
+    """Lines 10-12: from the open round's replies to the next round's values.
 
     `spread_over` maps a function over ranges of coordinates; a thread pool's `map` makes it parallel, with the same
     bits, since coordinates are independent.
     """
-    rules, server = coordinator.rules, coordinator.state
-    coefficients = stein_coefficients(rules, coordinator.replies)
+    rules, server, replies = coordinator.rules, coordinator.state, coordinator.replies
+    coefficients = stein_coefficients(rules, replies)
     update = Update(coordinator.round, coordinator.optimiser.step(coordinator.round), coefficients)
     gradient = rebuilt_gradient(rules, update, len(server.values), spread_over)
     if rules.clip:
         update, gradient = _with_norm_at_most(rules, update, gradient, spread_over)
     values, buffers = step(server.values, server.buffers, gradient, update.step)
     coordinator.close(update, values, buffers)
-    return update
+    samples = sum(reply.samples for reply in replies)
+    # fsum: the built-in sum of floats rounds differently from one Python version to the next.
+    loss = fsum(reply.samples * reply.base_loss for reply in replies) / samples
+    return Learnt(update, coordinator.optimiser.lr_at(update.round), loss, samples, replies)
 
 
 def stein_coefficients(rules: Rules, replies: Sequence[Reply]) -> tuple[tuple[int, bytes], ...]:
