@@ -23,12 +23,14 @@ from random import Random
 from typing import Any
 
 from foreseed.config import Config
-from foreseed.data import shard_name, write_shards
-from foreseed.fleet.devices import ServedFleet
+from foreseed.data import load, load_held_out, shard_name, write_shards
+from foreseed.fleet.devices import FleetDevices
 from foreseed.fleet.local import Mosquitto
-from foreseed.simulate import World, make_world, run
+from foreseed.methods import Task, make_task
+from foreseed.runs import run
+from foreseed.simulate import run_simulated
 from foreseed.transport.link import broker
-from tests.simulate.small import leave_out_the_slow, small_config, write_bars
+from tests.simulate.small import World, leave_out_the_slow, make_world, small_config, write_bars
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["foreseed.fleet.devices"])
@@ -41,12 +43,12 @@ def fleet_config(bars: Path, **changes: object) -> Config:
     return small_config(bars, **({"rounds": 20, "eval_every": 10, "fleet__sample": "all"} | changes))
 
 
-class KilledAtTheEnd(ServedFleet):
+class KilledAtTheEnd(FleetDevices):
     """A server that is killed when its last round is on disk, and before devices are told."""
 
-    def finish(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         os.kill(os.getpid(), signal.SIGKILL)
-        return super().finish(rows)
+        return super().costs(rows)
 
 
 class Devices:
@@ -104,14 +106,14 @@ class Devices:
 class RealFleet:
     """A broker, a server and its devices, each in a process of its own that can be killed and started again."""
 
-    def __init__(self, config: Config, folder: Path, shards: Path, kind: type[ServedFleet] = ServedFleet) -> None:
+    def __init__(self, config: Config, folder: Path, shards: Path, kind: type[FleetDevices] = FleetDevices) -> None:
         self.config, self.folder = config, folder
         folder.mkdir(parents=True)
         self.broker = Mosquitto.plain()
         self.start_server(kind)
         self.devices = Devices(self.broker.url, config.data.devices, folder, shards)
 
-    def start_server(self, kind: type[ServedFleet] = ServedFleet) -> None:
+    def start_server(self, kind: type[FleetDevices] = FleetDevices) -> None:
         """Start the run, or go on with it."""
         self.server: BaseProcess = _PROCESSES.Process(
             target=_serve, args=(self.config, self.folder, self.broker.url, kind)
@@ -179,19 +181,21 @@ def trial(config: Config, folder: Path, shards: Path, random: Random, kills: int
 
 def simulated(config: Config, folder: Path, world: World) -> bytes:
     """The model that the simulator ends with."""
-    run(config, folder, world=world)
+    run_simulated(config, folder, prepared=world)
     return (folder / "model.fsp").read_bytes()
 
 
-def _serve(config: Config, folder: Path, url: str, kind: type[ServedFleet]) -> None:
+def _serve(config: Config, folder: Path, url: str, kind: type[FleetDevices]) -> None:
     leave_out_the_slow(setattr)
     target, log = folder / "run", folder / "server.log"
     with open(log, "a") as file:
         sys.stderr = file
-        run(
-            config, target, resume=(target / "config.toml").exists(),
-            devices=lambda world: kind(world, target, broker(url), lambda line: print(line, file=file)),
-        )  # fmt: skip
+
+        def task_and_devices() -> tuple[Task, FleetDevices]:
+            task = make_task(config, load_held_out(config.data.set))
+            return task, kind(task, target, broker(url), lambda line: print(line, file=file))
+
+        run(config, target, task_and_devices, resume=(target / "config.toml").exists())
 
 
 def main() -> None:
@@ -208,7 +212,7 @@ def main() -> None:
         folder = Path(name)
         config = fleet_config(write_bars(folder / "bars.npz"))
         world = make_world(config)
-        write_shards(world.data, world.partition, folder / "shards")
+        write_shards(load(config.data.set), world.population.partition, folder / "shards")
         expected = simulated(config, folder / "simulated", world)
         for number in range(options.trials):
             model, victims = trial(config, folder / f"trial-{number}", folder / "shards", random, options.kills)

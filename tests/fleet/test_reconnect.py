@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import pytest
 
-from foreseed.data import write_shards
-from foreseed.fleet.devices import ServedFleet
+from foreseed.data import load, write_shards
+from foreseed.fleet.experiment import run_served
 from foreseed.fleet.local import Mosquitto
-from foreseed.simulate import make_world, run
+from foreseed.simulate import run_simulated
 from foreseed.transport.link import Link, broker
 from foreseed.wire import OrderMessage, decode
 from tests.fleet.kills import Devices, fleet_config
-from tests.simulate.small import leave_out_the_slow, write_bars
+from tests.simulate.small import leave_out_the_slow, make_world, write_bars
 
 
 class CutLink(Link):
@@ -41,17 +41,14 @@ def test_a_server_that_loses_its_connection_alone_loses_nothing(
     CutLink.cut.clear()
     config = fleet_config(write_bars(tmp_path / "bars.npz"), rounds=7, fleet__sample=sample)
     world = make_world(config)
-    write_shards(world.data, world.partition, tmp_path / "shards")
+    write_shards(load(config.data.set), world.population.partition, tmp_path / "shards")
     simulated, served = tmp_path / "simulated", tmp_path / "served"
     with Mosquitto.plain() as mosquitto, Devices(
         mosquitto.url, config.data.devices, tmp_path / "devices", tmp_path / "shards"
     ) as devices:  # fmt: skip
-        run(
-            config, served, world=world,
-            devices=lambda world: ServedFleet(world, served, broker(mosquitto.url), lambda line: None),
-        )  # fmt: skip
+        run_served(config, served, broker(mosquitto.url), lambda line: None)
         assert devices.wait() == [0] * config.data.devices
     assert CutLink.cut == {3, 6}
     if sample == "all":
-        run(config, simulated, world=world)
+        run_simulated(config, simulated, prepared=world)
         assert (served / "model.fsp").read_bytes() == (simulated / "model.fsp").read_bytes()

@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 
 from foreseed.config import Config, ConfigError
-from foreseed.data import write_shards
-from foreseed.fleet.devices import ServedFleet, check
-from foreseed.simulate import Fleet, Progress, RunError, World, make_world, participants, run
+from foreseed.data import load, write_shards
+from foreseed.fleet.devices import check
+from foreseed.fleet.experiment import run_served
+from foreseed.runs import Progress, RunError, Summary, participants
+from foreseed.simulate import run_simulated
 from foreseed.transport import topics
 from foreseed.transport.link import Link, broker
 from foreseed.wire import Fetch, Message, OrderMessage, Ready, decode
 from tests.fleet.broker import Mosquitto
 from tests.fleet.kills import Devices, KilledAtTheEnd, RealFleet, fleet_config, simulated, trial
-from tests.simulate.small import leave_out_the_slow, write_bars
+from tests.simulate.small import World, leave_out_the_slow, make_world, write_bars
 
 PATIENCE = 60.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""
@@ -41,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shards_of(world: World, folder: Path) -> Path:
-    write_shards(world.data, world.partition, folder / "shards")
+    write_shards(load(world.config.data.set), world.population.partition, folder / "shards")
     return folder / "shards"
 
 
@@ -106,11 +108,11 @@ def test_a_run_that_began_in_the_simulator_goes_on_with_real_devices(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "run", world=world, watch=stop)
+        run_simulated(config, tmp_path / "run", prepared=world, watch=stop)
     with Mosquitto.plain() as mosquitto, Devices(mosquitto.url, config.data.devices, tmp_path, shards):
         summary = serve(config, tmp_path / "run", world, mosquitto.url, resume=True)
     assert (tmp_path / "run" / "model.fsp").read_bytes() == simulated(config, tmp_path / "simulated", world)
-    assert summary["fleet"]["wire_up_bytes"] == sum(row["wire_up"] for row in rows_of(tmp_path / "run")[30:])
+    assert summary.fleet.wire_up_bytes == sum(row["wire_up"] for row in rows_of(tmp_path / "run")[30:])
 
 
 @pytest.mark.slow
@@ -119,7 +121,7 @@ def test_a_second_server_on_the_same_folder_is_refused(
 ) -> None:
     with RealFleet(config, tmp_path / "real", shards) as fleet:
         fleet.devices.close()  # so that the first server waits
-        wait_for(tmp_path / "real" / "run" / "checkpoint" / "world")
+        wait_for(tmp_path / "real" / "run" / "checkpoint" / "begun.json")
         with pytest.raises(RunError, match="another process is at this run; wait for it, or stop it"):
             serve(config, tmp_path / "real" / "run", world, fleet.broker.url, resume=True)
         assert fleet.server.is_alive()
@@ -132,11 +134,8 @@ def wait_for(path: Path) -> None:
         time.sleep(0.005)
 
 
-def serve(config: Config, folder: Path, world: World, url: str, **options: Any) -> dict[str, Any]:
-    return run(
-        config, folder, world=world, devices=lambda world: ServedFleet(world, folder, broker(url), lambda line: None),
-        **options,
-    )  # fmt: skip
+def serve(config: Config, folder: Path, world: World, url: str, **options: Any) -> Summary:
+    return run_served(config, folder, broker(url), lambda line: None, task=world.task, **options)
 
 
 class Spy:
@@ -215,11 +214,11 @@ def test_a_run_that_loses_devices_in_every_round_finishes_and_can_be_simulated_t
     assert churn.vanished == 3 * (churn.config.rounds - 1)
     assert [row["round"] for row in churn.rows] == list(range(1, churn.config.rounds + 1))
     taken = participants(churn.folder, churn.config.rounds)
-    run(churn.config, tmp_path / "again", world=churn.world, devices=lambda world: Fleet(world, taken))
+    run_simulated(churn.config, tmp_path / "again", prepared=churn.world, participants=taken)
     assert (tmp_path / "again" / "model.fsp").read_bytes() == (churn.folder / "model.fsp").read_bytes()
     assert participants(tmp_path / "again", churn.config.rounds) == taken
     # The devices that answered were not those that a simulation would have asked: the kills made a difference.
-    run(churn.config, tmp_path / "other", world=churn.world)
+    run_simulated(churn.config, tmp_path / "other", prepared=churn.world)
     assert participants(tmp_path / "other", churn.config.rounds) != taken
 
 
@@ -243,7 +242,7 @@ def test_metrics_and_summary_of_a_served_run_hold_what_is_promised(churn: Churn)
         assert len(row["wire"]) == len(row["peaks_kib"]) == row["devices"]
         assert all(count > 0 for count in row["refused"].values())
     fleet = json.loads((churn.folder / "summary.json").read_text())["fleet"]
-    assert fleet == churn.summary["fleet"]
+    assert fleet == churn.summary.fleet.model_dump()
     assert churn.config.data.per_round <= fleet["devices"] <= churn.config.data.devices
     for key, column in {
         "wire_up_bytes": "wire_up", "wire_down_bytes": "wire_down", "payload_up_bytes": "bytes_up",
@@ -261,7 +260,7 @@ def test_values_that_have_grown_too_large_are_told_although_no_device_can_answer
     config: Config, world: World, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foreseed.fleet.devices._SILENCE_TIMEOUT", 0.3)
-    large = replace(world, values=1e20 * world.values)
+    large = World(replace(world.task, values=1e20 * world.task.values), world.population)
     with (
         Mosquitto.plain() as mosquitto,
         Devices(mosquitto.url, config.data.devices, tmp_path, shards),

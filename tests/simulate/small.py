@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
-import foreseed.simulate  # noqa: F401
 from foreseed.config import Config, load
+from foreseed.coordinator import Coordinator
+from foreseed.meter import device
+from foreseed.methods import Task, ntk_baffle
+from foreseed.simulate import Population, SimulatedDevices, experiment, prepare
+from foreseed.wire import Reply
 from tests.methods.small import digits
 
 TINY, WITH_BATCH_NORM = ("tests.simulate.small:tiny", "tests.simulate.small:with_batch_norm")
@@ -49,11 +54,44 @@ def small_config(bars: Path, **changes: Any) -> Config:
     return load().with_(base | {key.replace("__", "."): value for key, value in changes.items()})
 
 
+class World(NamedTuple):
+    """A task and the devices that it is learnt on."""
+
+    task: Task
+    population: Population
+
+    @property
+    def config(self) -> Config:
+        return self.task.config
+
+    def changed(self, **changes: Any) -> World:
+        """The same under other settings, which do not shape it."""
+        config = self.config.with_({key.replace("__", "."): x for key, x in changes.items()})
+        return World(replace(self.task, config=config), self.population)
+
+    @contextmanager
+    def devices(self) -> Iterator[SimulatedDevices]:
+        devices = SimulatedDevices(*self)
+        try:
+            yield devices
+        finally:
+            devices.close()
+
+    def ask(self) -> tuple[Coordinator, list[Reply]]:
+        """The first round up to its replies."""
+        coordinator = ntk_baffle.init(self.task).coordinator
+        with self.devices() as devices:
+            return coordinator, devices.replies(coordinator.open(), self.task.program, coordinator.state.values)
+
+
+def make_world(config: Config) -> World:
+    return World(*prepare(config))
+
+
 def leave_out_the_slow(set_attribute: Callable[[Any, str, Any], None]) -> None:
     """No pictures and no processes to measure: each takes longer than the rest of a small run."""
-    # By name, since `foreseed.simulate.run` is the function.
-    set_attribute(sys.modules["foreseed.simulate.run"], "picture", lambda *_: None)
-    set_attribute(sys.modules["foreseed.simulate.summary"], "process_peak_bytes", lambda *_: None)
+    set_attribute(experiment, "picture", lambda *_: None)
+    set_attribute(device, "process_peak_bytes", lambda *_: None)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from foreseed.simulate import World, make_world
-from tests.simulate.small import TINY, WITH_BATCH_NORM, small_config
-from tests.simulate.test_fleet import ask
+from tests.simulate.small import TINY, WITH_BATCH_NORM, World, make_world, small_config
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +19,8 @@ def worlds(bars: Path) -> dict[str, World]:
 def slopes(world: World, engine: str, sigma: float, **train: Any) -> np.ndarray:
     """Loss differences over sigma of every device that is asked."""
     keys = {f"train.{key}": value for key, value in train.items()}
-    config = world.config.with_({"engine": engine, "train.sigma": sigma, "train.k": 20} | keys)
-    return np.array([reply.differences for reply in ask(replace(world, config=config))[1]]) / sigma
+    there = world.changed(**{"engine": engine, "train.sigma": sigma, "train.k": 20} | keys)
+    return np.array([reply.differences for reply in there.ask()[1]]) / sigma
 
 
 def error(world: World, sigma: float, **train: Any) -> float:
@@ -77,9 +74,7 @@ def test_rademacher_and_shared_directions_agree_as_well(worlds: dict[str, World]
 
 def test_both_engines_report_the_same_base_loss_samples_and_passes(worlds: dict[str, World]) -> None:
     for name, world in worlds.items():
-        there, here = (
-            ask(replace(world, config=world.config.with_({"engine": engine})))[1] for engine in ("exact", "difference")
-        )
+        there, here = (world.changed(engine=engine).ask()[1] for engine in ("exact", "difference"))
         for exact, difference in zip(there, here, strict=True):
             assert exact.base_loss == pytest.approx(difference.base_loss, rel=1e-5), name
             assert exact.samples == difference.samples

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from foreseed.simulate.shares import partition_of
 
 from foreseed.config import Config, load
 from foreseed.models import build
 from foreseed.prune import apply_mask, foresight, rescale
-from foreseed.simulate import make_world
+from foreseed.simulate import prepare
+from foreseed.simulate.population import partition_of
 from tests.engine.vectors import PATH, write
 from tests.prune.everywhere import SHAPE, digest
 
@@ -37,7 +37,8 @@ def parts_of(experiment: str, all_masks: bool) -> dict[str, str]:
     """The hashes of an experiment's world; without the mask where that takes minutes, unless it is asked for."""
     config = load(ROOT / experiment)
     if config.data.set == "digits":
-        return make_world(config).digests()
+        task, population = prepare(config)
+        return population.digests() | task.digests()
     classes = 100 if config.data.set == "cifar100" else 10
     partition = partition_of(config, np.arange(50_000) % classes)
     parts = {"partition": _hash(*partition.indices)}

@@ -15,6 +15,8 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field, TypeAdapter, ValidationError
 
 from foreseed.config import Config, ConfigError
@@ -115,9 +117,9 @@ class FleetDevices:
         """Nobody but the devices knows what they hold."""
         return {}
 
-    def sizes(self) -> Mapping[int, int]:
+    def sizes(self) -> npt.NDArray[np.int64]:
         """What devices said when they answered."""
-        return self._sizes
+        return np.array([self._sizes[device] for device in sorted(self._sizes)], np.int64)
 
     def train(self, job: Job) -> Iterator[LocalResult]:
         raise ForeseedError(

@@ -110,8 +110,8 @@ class Devices(Protocol):
     def digests(self) -> dict[str, str]:
         """All of the devices that decides a run, part by part; nothing where devices hold what nobody else knows."""
 
-    def sizes(self) -> Mapping[int, int]:
-        """Samples of each device, as far as known."""
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Samples of each device that is known, in the order of their numbers."""
 
     def costs(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         """The run is over: what real devices took beyond the payload."""

@@ -98,7 +98,8 @@ class RunFolder:
                 f"{self.path}: made here, its {' and '.join(changed)} differ{'s' if len(changed) == 1 else ''} from "
                 f"what it began with; resume it with the same data and the versions in {env.name}"
             )
-        write_whole(begun, json.dumps(digests).encode())
+        # A run may begin in the simulator and go on with real devices, of whose data nothing is known.
+        write_whole(begun, json.dumps(then | digests).encode())
         if not env.exists():
             write_whole(env, json.dumps(environment(), indent=1).encode())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import fsum
 from typing import Any
@@ -20,7 +20,7 @@ def summarise(task: Task, devices: Devices, state: State, rows: Sequence[Row]) -
     accuracies = [row.accuracy for row in rows if row.accuracy is not None]
     counts = {key: sum(getattr(row, key) for row in rows) for key in Totals.model_fields}
     device_rounds = sum(row.devices for row in rows)
-    fleet = devices.costs([row.model_dump() for row in rows])
+    sizes, fleet = devices.sizes(), devices.costs([row.model_dump() for row in rows])
     summary: dict[str, Any] = {
         "name": config.run_name,
         "method": config.method,
@@ -48,15 +48,11 @@ def summarise(task: Task, devices: Devices, state: State, rows: Sequence[Row]) -
             if layer.n_dense
         ],
         "pruning": _pruning(task),
-        "partition": _shares(devices.sizes(), stated=not devices.digests()),
+        "partition": Shares(devices=len(sizes), sizes=tuple(sizes.tolist()), stated=fleet is not None),
     }
     if fleet is not None:
         summary["fleet"] = FleetCosts(**fleet)
     return Summary(**summary)
-
-
-def _shares(sizes: Mapping[int, int], stated: bool) -> Shares:
-    return Shares(devices=len(sizes), sizes=tuple(sizes[device] for device in sorted(sizes)), stated=stated)
 
 
 def _pruning(task: Task) -> Pruning | None:

@@ -6,6 +6,9 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from foreseed.coordinator import Coordinator
 from foreseed.device.probing import Answer, Order, answer, move, split
 from foreseed.device.worker import reply_to
@@ -49,8 +52,8 @@ class SimulatedDevices:
     def digests(self) -> dict[str, str]:
         return self.population.digests()
 
-    def sizes(self) -> Mapping[int, int]:
-        return {device: int(size) for device, size in enumerate(self.population.partition.sizes)}
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self.population.partition.sizes
 
     def costs(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """A simulation takes nothing but time."""

@@ -49,8 +49,9 @@ class Population:
 
     def digests(self) -> dict[str, str]:
         """All that decides a run, part by part: sorted, the rows are the data, whoever holds them."""
-        rows = self.records[np.argsort(np.concatenate(self.partition.indices))]
-        return {"data": digest([rows]), "partition": digest([self.partition.sizes, *self.partition.indices])}
+        order = np.argsort(np.concatenate(self.partition.indices))
+        rows = (self.records[order[at : at + 1000]] for at in range(0, len(order), 1000))
+        return {"data": digest(rows), "partition": digest([self.partition.sizes, *self.partition.indices])}
 
     def images_to_prune_by(self, config: Config) -> Sequence[Bytes]:
         """What NTK-Ori asks of devices: a batch of their own images each, of as many devices as answer a round."""

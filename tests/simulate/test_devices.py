@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from foreseed import models
-from foreseed.coordinator import Coordinator
+from foreseed.data import load
 from foreseed.engine import SHARED_DEVICE, Directions, Engine, Samples, direction
 from foreseed.methods import ntk_baffle
-from foreseed.simulate import World, fleet, make_world
+from foreseed.methods import workers as workers_module
+from foreseed.methods.ntk_baffle import learn
+from foreseed.simulate import SimulatedDevices
 from foreseed.wire import CHUNK, NOTHING_HELD, PROGRAM, STATE, Chunk, Fetch, Reply, decode, encode
-from tests.simulate.small import WITH_BATCH_NORM, small_config
+from tests.simulate.small import WITH_BATCH_NORM, World, make_world, small_config
 
 
 @pytest.fixture(scope="module")
@@ -33,53 +32,32 @@ def norm_world(bars: Path) -> World:
     return make_world(small_config(bars, model__name=WITH_BATCH_NORM))
 
 
-def changed(world: World, **changes: Any) -> World:
-    """The same world under other settings that do not shape it."""
-    return replace(world, config=world.config.with_({key.replace("__", "."): x for key, x in changes.items()}))
-
-
-@contextmanager
-def fleet_of(world: World) -> Iterator[fleet.Fleet]:
-    devices = fleet.Fleet(world)
-    try:
-        yield devices
-    finally:
-        devices.close()
-
-
-def ask(world: World) -> tuple[Coordinator, list[Reply]]:
-    """The first round up to its replies."""
-    coordinator = ntk_baffle.init(world).coordinator
-    with fleet_of(world) as devices:
-        return coordinator, devices.ask(coordinator.open(), coordinator.state.values)
-
-
 # --- replies ---
 
 
 @pytest.mark.parametrize("engine", ["difference", "exact"])
 def test_replies_are_the_same_bits_for_any_number_of_workers(world: World, engine: str) -> None:
-    one, two, five = (ask(changed(world, engine=engine, workers=n, data__per_round=6))[1] for n in (1, 2, 5))
+    one, two, five = (world.changed(engine=engine, workers=n, data__per_round=6).ask()[1] for n in (1, 2, 5))
     assert one == two == five
     assert [reply.device for reply in one] == list(range(6))
 
 
 def test_replies_are_what_the_coordinator_takes_and_the_wire_carries(norm_world: World) -> None:
-    coordinator, replies = ask(changed(norm_world, train__spread=2, train__local_steps=2))
+    coordinator, replies = norm_world.changed(train__spread=2, train__local_steps=2).ask()
     for reply in replies:
         assert decode(encode(reply)) == reply
         assert coordinator.receive(reply) is None
-    assert coordinator.close().samples == sum(reply.samples for reply in replies)
+    assert learn(coordinator).samples == sum(reply.samples for reply in replies)
 
 
 def test_difference_is_the_mean_loss_along_a_direction_minus_that_at_the_values(world: World) -> None:
-    coordinator, replies = ask(world)
-    engine, values = Engine(world.program), coordinator.state.values
+    coordinator, replies = world.ask()
+    engine, values = Engine(world.task.program), coordinator.state.values
     for reply in replies:
-        samples = world.samples(reply.device)
+        samples = world.population.samples(reply.device)
         base = engine.loss(values, samples)[0] / samples.count
         assert reply.base_loss == np.float32(base)
-        assert reply.samples == samples.count == world.partition.sizes[reply.device]
+        assert reply.samples == samples.count == world.population.partition.sizes[reply.device]
         d = Directions(world.config.seed, 1, reply.device, count=6)
         for k, difference in enumerate(reply.differences):
             moved = values + np.float32(1e-4) * np.array(direction(d, k, len(values)), np.float32)
@@ -88,7 +66,7 @@ def test_difference_is_the_mean_loss_along_a_direction_minus_that_at_the_values(
 
 def test_torch_has_its_threads_back_when_a_fleet_closes(world: World) -> None:
     torch.set_num_threads(2)
-    with fleet_of(world):
+    with world.devices():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 
@@ -112,13 +90,13 @@ def own_steps(world: World, reply: Reply, values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("spread", [1, 2])
 def test_servers_aggregate_is_the_mean_of_the_devices_own_trajectories(world: World, spread: int) -> None:
     settings = {"local_steps": 3, "local_lr": 0.05, "spread": spread, "lr": 0.05, "momentum": 0.0, "lr_decay": 1.0}
-    there = changed(world, **{f"train__{key}": value for key, value in settings.items()})
-    coordinator, replies = ask(there)
+    there = world.changed(**{f"train__{key}": value for key, value in settings.items()})
+    coordinator, replies = there.ask()
     before = coordinator.state.values.copy()
     for reply in replies:
         assert len(reply.differences) == 18
         assert coordinator.receive(reply) is None
-    coordinator.close()
+    learn(coordinator)
     total = sum(reply.samples for reply in replies)
     mean = sum(reply.samples / total * own_steps(there, reply, before) for reply in replies)
     moved = np.linalg.norm(mean - before)
@@ -128,16 +106,16 @@ def test_servers_aggregate_is_the_mean_of_the_devices_own_trajectories(world: Wo
 
 @pytest.mark.parametrize("spread", [1, 2])
 def test_each_local_step_probes_where_the_steps_before_it_led(world: World, spread: int) -> None:
-    there = changed(world, train__local_steps=3, train__local_lr=0.05, train__spread=spread)
-    coordinator, replies = ask(there)
-    engine, t = Engine(world.program), there.config.train
+    there = world.changed(train__local_steps=3, train__local_lr=0.05, train__spread=spread)
+    coordinator, replies = there.ask()
+    engine, t = Engine(world.task.program), there.config.train
     for reply in replies:
-        samples = world.samples(reply.device)
+        samples = world.population.samples(reply.device)
         half = samples.count // 2
         parts = [samples] if spread == 1 else [samples.part(0, half), samples.part(half, samples.count - half)]
         for step in range(3):
             so_far = reply._replace(losses=reply.losses[: 4 + 4 * step * t.k])
-            at = changed(there, train__local_steps=step) if step else None
+            at = there.changed(train__local_steps=step) if step else None
             w = (own_steps(at, so_far, coordinator.state.values) if at else coordinator.state.values).astype(np.float32)
             d = Directions(there.config.seed, 1, reply.device, t.k, first=step * t.k)
             for i, k in enumerate(d.numbers()):
@@ -174,42 +152,42 @@ class Counting(Engine):
 def test_forward_passes_are_counted_as_run(
     world: World, monkeypatch: pytest.MonkeyPatch, difference: str, spread: int, k: int, local_steps: int
 ) -> None:
-    there = changed(
-        world, train__difference=difference, train__spread=spread, train__k=k, train__local_steps=local_steps
+    there = world.changed(
+        train__difference=difference, train__spread=spread, train__k=k, train__local_steps=local_steps
     )
-    monkeypatch.setattr(fleet, "Engine", Counting)
+    monkeypatch.setattr(workers_module, "Engine", Counting)
     monkeypatch.setattr(Counting, "passes", 0)
-    with fleet_of(there) as devices:
-        row = ntk_baffle.round(there, devices, ntk_baffle.init(there))
-    assert row["forward_passes"] == Counting.passes
-    assert row["flops"] == Counting.passes * 2 * world.program.macs
-    assert row["dense_flops"] == Counting.passes * 2 * world.program.dense_macs
+    with there.devices() as devices:
+        row = ntk_baffle.round(there.task, devices, ntk_baffle.init(there.task))
+    assert row.work.forward_passes == Counting.passes
+    assert row.work.flops == Counting.passes * 2 * world.task.program.macs
+    assert row.work.dense_flops == Counting.passes * 2 * world.task.program.dense_macs
     if spread == 1:
         each = 2 * k if difference == "central" else k + 1
-        assert Counting.passes == row["samples"] * each * local_steps
+        assert Counting.passes == row.samples * each * local_steps
 
 
 def test_the_pass_that_makes_batch_norm_statistics_is_counted(
     norm_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet, "Engine", Counting)
+    monkeypatch.setattr(workers_module, "Engine", Counting)
     monkeypatch.setattr(Counting, "passes", 0)
-    with fleet_of(norm_world) as devices:
-        row = ntk_baffle.round(norm_world, devices, ntk_baffle.init(norm_world))
-    assert row["forward_passes"] == Counting.passes == row["samples"] * (6 + 1 + 1)
+    with norm_world.devices() as devices:
+        row = ntk_baffle.round(norm_world.task, devices, ntk_baffle.init(norm_world.task))
+    assert row.work.forward_passes == Counting.passes == row.samples * (6 + 1 + 1)
 
 
 @pytest.mark.parametrize("engine", ["difference", "exact"])
 def test_bytes_are_those_of_the_encoded_messages(world: World, engine: str) -> None:
-    there = changed(world, engine=engine)
-    state = ntk_baffle.init(there)
-    program, values = there.program.bytes, 4 * there.program.n_live
-    with fleet_of(there) as devices:
+    there = world.changed(engine=engine)
+    state = ntk_baffle.init(there.task)
+    program, values = there.task.program.bytes, 4 * there.task.program.n_live
+    with there.devices() as devices:
         for round in range(3):
             coordinator = state.coordinator
             held = coordinator.state.last_seen.copy()
             orders = coordinator.open()
-            replies = devices.ask(orders, coordinator.state.values)
+            replies = devices.replies(orders, there.task.program, coordinator.state.values)
             up, down = sum(len(encode(reply)) for reply in replies), sum(len(encode(order)) for order in orders)
             for order in orders:
                 if held[order.device] == NOTHING_HELD:
@@ -217,9 +195,9 @@ def test_bytes_are_those_of_the_encoded_messages(world: World, engine: str) -> N
                 if held[order.device] != round and not order.updates:
                     size = values * (1 + coordinator.vectors)
                     up, down = up + fetching(STATE, round, size)[0], down + fetching(STATE, round, size)[1]
-            row = ntk_baffle.round(there, devices, state)
-            assert (row["bytes_up"], row["bytes_down"]) == (up, down)
-            assert row["participants"] == [order.device for order in orders]
+            row = ntk_baffle.round(there.task, devices, state)
+            assert row.traffic[:2] == (up, down)
+            assert row.participants == [order.device for order in orders]
 
 
 def fetching(what: int, round: int, size: int) -> tuple[int, int]:
@@ -231,9 +209,9 @@ def fetching(what: int, round: int, size: int) -> tuple[int, int]:
 
 def test_a_run_of_a_real_fleet_can_be_gone_through_again(world: World) -> None:
     taken = [[0, 3], [5], [1, 2, 4]]
-    devices, state = fleet.Fleet(world, taken), ntk_baffle.init(world)
+    devices, state = SimulatedDevices(*world, participants=taken), ntk_baffle.init(world.task)
     try:
-        assert [ntk_baffle.round(world, devices, state)["participants"] for _ in taken] == taken
+        assert [ntk_baffle.round(world.task, devices, state).participants for _ in taken] == taken
     finally:
         devices.close()
 
@@ -242,22 +220,22 @@ def test_a_run_of_a_real_fleet_can_be_gone_through_again(world: World) -> None:
 
 
 def test_batch_norm_statistics_are_the_devices_own_and_are_averaged(norm_world: World) -> None:
-    coordinator, replies = ask(norm_world)
-    engine = Engine(norm_world.program, batch=norm_world.config.train.batch)
+    coordinator, replies = norm_world.ask()
+    engine = Engine(norm_world.task.program, batch=norm_world.config.train.batch)
     for reply in replies:
-        own = engine.batch_stats(coordinator.state.values, norm_world.samples(reply.device))
+        own = engine.batch_stats(coordinator.state.values, norm_world.population.samples(reply.device))
         assert reply.stats == own.tobytes()
-        assert len(own) == norm_world.program.n_stats == 8
+        assert len(own) == norm_world.task.program.n_stats == 8
         coordinator.receive(reply)
-    coordinator.close()
+    learn(coordinator)
     weights = [reply.samples for reply in replies]
     expected = np.average([np.frombuffer(reply.stats, np.float32) for reply in replies], axis=0, weights=weights)
     np.testing.assert_allclose(coordinator.state.stats, expected, rtol=1e-5)
 
 
 def test_batch_norms_are_frozen_while_a_device_probes(norm_world: World) -> None:
-    coordinator, (reply, *_) = ask(norm_world)
-    engine, samples = Engine(norm_world.program), norm_world.samples(reply.device)
+    coordinator, (reply, *_) = norm_world.ask()
+    engine, samples = Engine(norm_world.task.program), norm_world.population.samples(reply.device)
     stats = np.frombuffer(reply.stats, np.float32)
     base = engine.loss(coordinator.state.values, samples, stats)[0]
     assert reply.base_loss == np.float32(base / samples.count)
@@ -274,16 +252,17 @@ def test_batch_norms_are_frozen_while_a_device_probes(norm_world: World) -> None
 def test_evaluation_is_torchs(
     name: str, workers: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there: World = changed(request.getfixturevalue(name), workers=workers)
-    monkeypatch.setattr(fleet, "_TEST_CHUNK", 7)  # chunks of different sizes, for several threads
-    stats = np.random.default_rng(0).uniform(0.5, 1.5, there.program.n_stats).astype(np.float32)
-    with fleet_of(there) as devices:
-        accuracy, loss = devices.evaluate(there.values, stats)
-    model = there.model.eval()
-    models.restore(model, there.program, there.values, stats if stats.size else None)
-    pixels = torch.from_numpy(there.data.test_images.astype(np.float32))
-    scale, shift = (torch.tensor(x).view(-1, 1, 1) for x in (there.program.scale, there.program.shift))
-    labels = torch.from_numpy(there.data.test_labels.astype(np.int64))
+    there: World = request.getfixturevalue(name).changed(workers=workers)
+    monkeypatch.setattr(workers_module, "_TEST_CHUNK", 7)  # chunks of different sizes, for several threads
+    stats = np.random.default_rng(0).uniform(0.5, 1.5, there.task.program.n_stats).astype(np.float32)
+    with there.devices() as devices:
+        accuracy, loss = devices.evaluate(there.task.program, there.task.values, stats)
+    model = there.task.model.eval()
+    models.restore(model, there.task.program, there.task.values, stats if stats.size else None)
+    images, numbers = there.task.test[:, 1:].reshape(-1, *there.task.program.input_shape), there.task.test[:, 0]
+    pixels = torch.from_numpy(images.astype(np.float32))
+    scale, shift = (torch.tensor(x).view(-1, 1, 1) for x in (there.task.program.scale, there.task.program.shift))
+    labels = torch.from_numpy(numbers.astype(np.int64))
     with torch.no_grad():
         logits = model(pixels * scale + shift)
     assert loss == pytest.approx(float(F.cross_entropy(logits, labels)), rel=1e-5)
@@ -291,21 +270,22 @@ def test_evaluation_is_torchs(
 
 
 def test_all_devices_images_are_there_once(world: World) -> None:
-    together = np.concatenate([world.images(device)[0] for device in range(6)])
-    assert sorted(map(bytes, together)) == sorted(map(bytes, world.data.train_images))
+    data = load(world.config.data.set)
+    together = np.concatenate([world.population.images(device)[0] for device in range(6)])
+    assert sorted(map(bytes, together)) == sorted(map(bytes, data.train_images))
     for device in range(6):
-        images, labels = world.images(device)
-        np.testing.assert_array_equal(images, world.data.train_images[world.partition.indices[device]])
-        np.testing.assert_array_equal(labels, world.data.train_labels[world.partition.indices[device]])
-        assert world.samples(device).count == len(images)
+        images, labels = world.population.images(device)
+        np.testing.assert_array_equal(images, data.train_images[world.population.partition.indices[device]])
+        np.testing.assert_array_equal(labels, data.train_labels[world.population.partition.indices[device]])
+        assert world.population.samples(device).count == len(images)
 
 
 def test_order_is_followed_as_it_says_whatever_the_fleets_own_config(world: World) -> None:
-    coordinator = ntk_baffle.init(world).coordinator
+    coordinator = ntk_baffle.init(world.task).coordinator
     order = coordinator.open()[0]._replace(k=3, sigma=1e-2, rademacher=True, shared=True, central=True)
-    with fleet_of(world) as devices:
-        (reply,) = devices.ask([order], coordinator.state.values)
-    engine, samples = Engine(world.program), world.samples(order.device)
+    with world.devices() as devices:
+        (reply,) = devices.replies([order], world.task.program, coordinator.state.values)
+    engine, samples = Engine(world.task.program), world.population.samples(order.device)
     there, back = (
         np.array(
             engine.probe(

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from foreseed.config import Config
-from foreseed.simulate import run
+from foreseed.simulate import run_simulated
 from tests.simulate.small import leave_out_the_slow
 
 # Each process is forked from one that has loaded foreseed, and has done nothing else yet.
@@ -20,7 +20,7 @@ _PROCESSES.set_forkserver_preload(["foreseed.simulate"])
 
 def go_on(config: Config, folder: Path) -> None:
     """What a user does who finds a run folder: resume it, or start if nothing has been started."""
-    run(config, folder, resume=(folder / "config.toml").exists())
+    run_simulated(config, folder, resume=(folder / "config.toml").exists())
 
 
 def killed_often(config: Config, folder: Path, after: Sequence[int], random: Random) -> list[int]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,9 +16,11 @@ import pytest
 from foreseed.config import Config, load
 from foreseed.engine import Engine, ForeseedError, Samples
 from foreseed.engine.program import load as load_model
-from foreseed.simulate import Progress, RunError, World, make_world, run
-from tests.simulate.kills import go_on, killed_often
-from tests.simulate.small import WITH_BATCH_NORM, outcome, rows_of, small_config, write_bars
+from foreseed.methods.workers import Workers
+from foreseed.runs import Progress, RunError, Summary
+from foreseed.simulate import run_simulated as run
+from tests.runs.kills import go_on, killed_often
+from tests.simulate.small import WITH_BATCH_NORM, World, make_world, outcome, rows_of, small_config, write_bars
 
 ARMS: dict[str, dict[str, Any]] = {
     "ntk-baffle": {"train__ema": 0.5, "train__clip": 2.0},
@@ -56,14 +56,17 @@ def test_the_digits_that_are_built_in_are_learnt_with_the_same_bits(tmp_path: Pa
     for workers in (1, 2):
         summary = run(load(None, [*few, f"workers={workers}"]), tmp_path / str(workers))
     assert outcome(tmp_path / "1") == outcome(tmp_path / "2")
-    assert summary["n_live"] < 0.11 * summary["n_total"]
+    assert summary.n_live < 0.11 * summary.n_total
     assert [row["accuracy"] is None for row in rows_of(tmp_path / "1")] == [True, False, False]
 
 
 def test_seeds_make_different_runs(bars: Path, tmp_path: Path) -> None:
     for seed in (0, 1):
         run(small_config(bars, seed=seed), tmp_path / str(seed))
-    assert outcome(tmp_path / "0")["state"]["values"] != outcome(tmp_path / "1")["state"]["values"]
+    assert (
+        outcome(tmp_path / "0")["state"]["state.server.values"]
+        != outcome(tmp_path / "1")["state"]["state.server.values"]
+    )
 
 
 # --- resuming ---
@@ -77,16 +80,16 @@ class Kill(BaseException):
 def test_run_interrupted_after_every_round_equals_an_uninterrupted_one(arm: str, bars: Path, tmp_path: Path) -> None:
     config = small_config(bars, **ARMS[arm])
     world = make_world(config)
-    run(config, tmp_path / "whole", world=world)
+    run(config, tmp_path / "whole", prepared=world)
 
     def stop(progress: Progress) -> None:
         raise Kill
 
     for rounds in range(1, 6):
         with pytest.raises(Kill):
-            run(config, tmp_path / "parts", resume=rounds > 1, watch=stop, world=world)
+            run(config, tmp_path / "parts", resume=rounds > 1, watch=stop, prepared=world)
         assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")[:rounds]
-    run(config, tmp_path / "parts", resume=True, world=world)
+    run(config, tmp_path / "parts", resume=True, prepared=world)
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
@@ -97,7 +100,7 @@ def test_run_stopped_at_any_write_equals_an_uninterrupted_one(
 ) -> None:
     config = small_config(bars, rounds=2, **ARMS[arm])
     world = make_world(config)
-    run(config, tmp_path / "whole", world=world)
+    run(config, tmp_path / "whole", prepared=world)
     expected, real, stops = outcome(tmp_path / "whole"), getattr(os, call), 0
     while True:
         left = stops
@@ -112,7 +115,7 @@ def test_run_stopped_at_any_write_equals_an_uninterrupted_one(
         folder = tmp_path / str(stops)
         monkeypatch.setattr(os, call, stopping)
         try:
-            run(config, folder, world=world)
+            run(config, folder, prepared=world)
             break
         except Kill:
             monkeypatch.setattr(os, call, real)
@@ -149,7 +152,7 @@ def test_finished_run_can_be_resumed_and_does_nothing(bars: Path, tmp_path: Path
     config = small_config(bars)
     summary = run(config, tmp_path / "run")
     before = files(tmp_path / "run")
-    assert run(config, tmp_path / "run", resume=True)["final_accuracy"] == summary["final_accuracy"]
+    assert run(config, tmp_path / "run", resume=True).final_accuracy == summary.final_accuracy
     after = files(tmp_path / "run")
     changed = {name for name in before if before[name] != after[name]}
     assert before.keys() == after.keys()
@@ -178,7 +181,7 @@ def test_folder_that_holds_anything_is_refused_and_left_alone(bars: Path, tmp_pa
 
 def test_folder_that_is_empty_is_taken(bars: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    assert run(small_config(bars, rounds=1), tmp_path / "run")["rounds"] == 1
+    assert run(small_config(bars, rounds=1), tmp_path / "run").rounds == 1
 
 
 def test_folder_that_cannot_be_made_is_told(bars: Path, tmp_path: Path) -> None:
@@ -273,7 +276,7 @@ def test_run_that_blows_up_says_where_and_what_to_do_and_keeps_its_last_good_rou
     assert not (tmp_path / "run" / "summary.json").exists()
     with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as state:
         assert int(state["round"]) == len(rows) > 0
-        assert np.isfinite(state["values"]).all()
+        assert all(np.isfinite(state[name]).all() for name in state.files)
     with pytest.raises(RunError) as second:
         run(config, tmp_path / "run", resume=True)
     assert str(second.value) == str(first.value)
@@ -282,12 +285,11 @@ def test_run_that_blows_up_says_where_and_what_to_do_and_keeps_its_last_good_rou
 
 def test_evaluation_that_blows_up_says_where(bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(bars, name="wild", eval_every=3)
-    fleet = sys.modules["foreseed.simulate.fleet"].Fleet
 
     def refuse(*_: Any) -> None:
         raise ForeseedError("the loss is not finite")
 
-    monkeypatch.setattr(fleet, "evaluate", refuse)
+    monkeypatch.setattr(Workers, "evaluate", refuse)
     with pytest.raises(RunError, match="wild, round 3: the loss is not finite"):
         run(config, tmp_path / "run")
     assert len(rows_of(tmp_path / "run")) == 2
@@ -297,32 +299,32 @@ def test_evaluation_that_blows_up_says_where(bars: Path, tmp_path: Path, monkeyp
 
 
 @pytest.fixture(scope="module")
-def finished(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, World, Path, dict[str, Any]]:
+def finished(bars: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, World, Path, Summary]:
     config = small_config(bars, train__ema=0.25, eval_every=1)
     world, folder = make_world(config), tmp_path_factory.mktemp("finished") / "run"
-    return config, world, folder, run(config, folder, world=world)
+    return config, world, folder, run(config, folder, prepared=world)
 
 
-def test_folder_holds_all_that_was_promised(finished: tuple[Config, World, Path, dict[str, Any]]) -> None:
+def test_folder_holds_all_that_was_promised(finished: tuple[Config, World, Path, Summary]) -> None:
     config, _, folder, summary = finished
     expected = {"config.toml", "env.json", "metrics.jsonl", "summary.json", "model.fsp", "mask.npz"}
     assert expected | {"checkpoint/state.npz"} <= files(folder).keys()
     assert load(folder / "config.toml") == config
-    assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(summary))
+    assert json.loads((folder / "summary.json").read_text()) == json.loads(summary.model_dump_json(exclude_unset=True))
     assert json.loads((folder / "env.json").read_text()).keys() >= {"foreseed", "torch", "instruction_set"}
 
 
-def test_model_is_that_of_the_last_round(finished: tuple[Config, World, Path, dict[str, Any]]) -> None:
+def test_model_is_that_of_the_last_round(finished: tuple[Config, World, Path, Summary]) -> None:
     _, world, folder, summary = finished
     model = load_model(folder / "model.fsp")
-    assert model.program.bytes == world.program.bytes
-    samples = Samples.records(world.test, world.program.image_bytes)
+    assert model.program.bytes == world.task.program.bytes
+    samples = Samples.records(world.task.test, world.task.program.image_bytes)
     loss, correct = Engine(model.program).loss(model.values, samples)
-    assert correct / samples.count == summary["final_accuracy"]
+    assert correct / samples.count == summary.final_accuracy
     assert loss / samples.count == pytest.approx(rows_of(folder)[-1]["loss"], rel=1e-12)
 
 
-def test_metrics_have_the_keys_that_were_promised(finished: tuple[Config, World, Path, dict[str, Any]]) -> None:
+def test_metrics_have_the_keys_that_were_promised(finished: tuple[Config, World, Path, Summary]) -> None:
     keys = {
         "round", "lr", "train_loss", "devices", "samples", "forward_passes", "flops", "dense_flops", "bytes_up",
         "bytes_down", "participants", "accuracy", "loss", "ema_accuracy", "ema_loss",
@@ -333,19 +335,19 @@ def test_metrics_have_the_keys_that_were_promised(finished: tuple[Config, World,
     assert [row["lr"] for row in rows] == pytest.approx([0.01 * 0.998**i for i in range(5)])
 
 
-def test_summary_adds_the_rounds_up(finished: tuple[Config, World, Path, dict[str, Any]]) -> None:
+def test_summary_adds_the_rounds_up(finished: tuple[Config, World, Path, Summary]) -> None:
     _, world, folder, summary = finished
     rows = rows_of(folder)
     for key in ("flops", "dense_flops", "forward_passes", "bytes_up", "bytes_down"):
-        assert summary["total"][key] == sum(row[key] for row in rows)
-        assert summary["per_device_round"][key] == summary["total"][key] / 15
+        assert getattr(summary.total, key) == sum(row[key] for row in rows)
+        assert getattr(summary.per_device_round, key) == getattr(summary.total, key) / 15
     accuracies = [row["accuracy"] for row in rows]
-    assert summary["final_accuracy"] == accuracies[-1]
-    assert summary["max_accuracy"] == max(accuracies)
-    assert summary["last_mean_accuracy"] == pytest.approx(np.mean(accuracies))
-    assert summary["final_ema_accuracy"] == rows[-1]["ema_accuracy"]
-    assert summary["partition"]["sizes"] == world.partition.sizes.tolist()
-    assert sum(layer["n_weights"] for layer in summary["layers"]) <= summary["n_live"] == world.program.n_live
+    assert summary.final_accuracy == accuracies[-1]
+    assert summary.max_accuracy == max(accuracies)
+    assert summary.last_mean_accuracy == pytest.approx(np.mean(accuracies))
+    assert summary.final_ema_accuracy == rows[-1]["ema_accuracy"]
+    assert summary.partition.sizes == tuple(world.population.partition.sizes)
+    assert sum(layer.n_weights for layer in summary.layers) <= summary.n_live == world.task.program.n_live
 
 
 @pytest.mark.parametrize("method", ["ntk-baffle", "fedavg"])
@@ -357,15 +359,15 @@ def test_ema_is_the_moving_average_of_the_values(
 
     def keep(progress: Progress) -> None:
         with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as state:
-            seen.append((state["values"], state["ema"]))
+            seen.append((next(state[name] for name in state.files if name.endswith(".values")), state["state.ema"]))
 
-    run(config, tmp_path / "run", watch=keep, world=world)
-    average = world.values.astype(np.float64)
-    samples = Samples.records(world.test, world.program.image_bytes)
+    run(config, tmp_path / "run", watch=keep, prepared=world)
+    average = world.task.values.astype(np.float64)
+    samples = Samples.records(world.task.test, world.task.program.image_bytes)
     for row, (values, ema) in zip(rows_of(tmp_path / "run"), seen, strict=True):
         average = 0.75 * average + 0.25 * values
         np.testing.assert_allclose(ema, average, rtol=1e-5, atol=1e-7)
-        loss, correct = Engine(world.program).loss(ema, samples)
+        loss, correct = Engine(world.task.program).loss(ema, samples)
         assert row["ema_accuracy"] == correct / samples.count
         assert row["ema_loss"] == pytest.approx(loss / samples.count)
         assert row["ema_loss"] != row["loss"]
@@ -382,7 +384,7 @@ def test_batch_norm_run_sends_statistics_and_ends_with_them(bars: Path, tmp_path
     for row in rows_of(tmp_path / "norm"):
         assert row["bytes_up"] >= 3 * (losses + 4 * 8)
         assert row["forward_passes"] == row["samples"] * (config.train.k + 2)
-    assert summary["memory"]["batch"] == config.train.batch
+    assert summary.memory.batch == config.train.batch
 
 
 def test_progress_is_told_of_pruning_and_of_every_round(bars: Path, tmp_path: Path) -> None:
@@ -393,8 +395,8 @@ def test_progress_is_told_of_pruning_and_of_every_round(bars: Path, tmp_path: Pa
     assert [(p.done, p.total) for p in rounds] == [(i, 5) for i in range(1, 6)]
     accuracies = [p.accuracy for p in rounds]
     assert accuracies[0] is None
-    assert accuracies[1] == accuracies[2] == rounds[1].row["accuracy"]
-    assert accuracies[4] == rounds[4].row["accuracy"]
+    assert accuracies[1] == accuracies[2] == rounds[1].row.accuracy
+    assert accuracies[4] == rounds[4].row.accuracy
 
 
 # --- many devices ---
@@ -413,7 +415,7 @@ def test_a_hundred_thousand_devices_take_no_memory_of_their_own(tmp_path: Path) 
     )
     world = make_world(config)
     tracemalloc.start()
-    run(config, tmp_path / "run", world=world)
+    run(config, tmp_path / "run", prepared=world)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [row["devices"] for row in rows_of(tmp_path / "run")] == [10, 10, 10]
@@ -424,8 +426,7 @@ def test_a_hundred_thousand_devices_take_no_memory_of_their_own(tmp_path: Path) 
 def test_world_that_is_lent_to_several_runs_stays_as_it_is(bars: Path, tmp_path: Path) -> None:
     config = small_config(bars)
     world = make_world(config)
-    before = world.values.copy()
+    before = world.task.values.copy()
     for method in ("ntk-baffle", "ntk-fedavg"):
-        there = config.with_({"method": method})
-        run(there, tmp_path / method, world=replace(world, config=there))
-        np.testing.assert_array_equal(world.values, before)
+        run(config.with_({"method": method}), tmp_path / method, prepared=world.changed(method=method))
+        np.testing.assert_array_equal(world.task.values, before)
