@@ -19,6 +19,7 @@ from foreseed.device.member import Member
 from foreseed.device.state import load
 from foreseed.engine import Program
 from foreseed.fleet.keys import SERVER, Identity, make_keys
+from foreseed.methods.ntk_baffle import learn
 from foreseed.transport import loop, topics
 from foreseed.transport.link import LinkError, Publication, broker
 from foreseed.transport.loop import Loop
@@ -133,7 +134,7 @@ class LiveServer:
             self.tell(order)
             self.until(lambda: bool(self.server.coordinator.replies))
             (reply,) = self.server.coordinator.replies
-            self.server.coordinator.close()
+            learn(self.server.coordinator)
         return reply
 
     def close(self) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from foreseed.simulate.fleet import Fleet
 
 from foreseed.device.member import Member
 from foreseed.methods import ntk_baffle
-from foreseed.simulate import World, make_world
+from foreseed.methods.ntk_baffle import learn
+from foreseed.methods.task import records
 from foreseed.wire import (
     Fetch,
     Message,
@@ -28,7 +26,7 @@ from tests.device.scripted import (
     needed_bytes,
     without_costs,
 )
-from tests.simulate.small import WITH_BATCH_NORM, small_config, write_bars
+from tests.simulate.small import WITH_BATCH_NORM, World, make_world, small_config, write_bars
 
 NORM = {"model__name": WITH_BATCH_NORM}
 
@@ -47,45 +45,35 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
     return {"plain": make_world(small_config(bars)), "norm": make_world(small_config(bars, **NORM))}
 
 
-@contextmanager
-def fleet_of(world: World) -> Iterator[Fleet]:
-    fleet = Fleet(world)
-    try:
-        yield fleet
-    finally:
-        fleet.close()
-
-
 def members_of(world: World, folder: Path, **options: Any) -> list[Member]:
     members = []
     for device in range(world.config.data.devices):
         path = folder / f"{device}.bin"
-        path.write_bytes(world.records[world.starts[device] : world.starts[device + 1]].tobytes())
+        images, labels = world.population.images(device)
+        path.write_bytes(records(images, labels).tobytes())
         members.append(Member(path, **options))
     return members
 
 
 def assert_same_replies(world: World, folder: Path, rounds: int = 4, **options: Any) -> list[list[Message]]:
     """Hold rounds with members, and compare each reply with that of the simulated device; returns what was said."""
-    coordinator = ntk_baffle.init(world).coordinator
-    batch = world.config.train.batch if world.program.n_stats else 0
-    server = Server(coordinator, world.program, batch)
+    coordinator = ntk_baffle.init(world.task).coordinator
+    batch = world.config.train.batch if world.task.program.n_stats else 0
+    server = Server(coordinator, world.task.program, batch)
     members, said = members_of(world, folder, **options), []
     for device, member in enumerate(members):
         join(server, member, device)
-    with fleet_of(world) as fleet:
+    with world.devices() as simulation:
         for _ in range(rounds):
             orders = coordinator.open()
-            for order, simulated in zip(orders, fleet.ask(orders, coordinator.state.values), strict=True):
+            for order, simulated in zip(
+                orders, simulation.replies(orders, world.task.program, coordinator.state.values), strict=True
+            ):
                 said.append(ask(server, members[order.device], order))
                 assert without_costs(said[-1][-1]) == simulated
-            coordinator.close()
+            learn(coordinator)
     assert coordinator.state.round == rounds
     return said
-
-
-def changed(world: World, **changes: Any) -> World:
-    return replace(world, config=world.config.with_({key.replace("__", "."): x for key, x in changes.items()}))
 
 
 @pytest.mark.parametrize(
@@ -108,25 +96,25 @@ def changed(world: World, **changes: Any) -> World:
 def test_replies_are_the_simulators_to_the_bit(
     worlds: dict[str, World], name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert_same_replies(changed(worlds[name], **settings), tmp_path)
+    assert_same_replies(worlds[name].changed(**settings), tmp_path)
 
 
 def test_batch_norm_statistics_are_those_of_the_servers_batches(worlds: dict[str, World], tmp_path: Path) -> None:
     # More images than a batch, and fewer: a batch that is never filled may as well be smaller.
-    sizes = worlds["norm"].partition.sizes
+    sizes = worlds["norm"].population.partition.sizes
     assert min(sizes) < 25 < max(sizes)
-    assert_same_replies(changed(worlds["norm"], train__batch=25, data__per_round=6), tmp_path, rounds=2)
+    assert_same_replies(worlds["norm"].changed(train__batch=25, data__per_round=6), tmp_path, rounds=2)
 
 
 def test_devices_without_a_vector_fetch_the_state_every_time(worlds: dict[str, World], tmp_path: Path) -> None:
     # So many scalars a round that the values are cheaper.
-    said = assert_same_replies(changed(worlds["plain"], train__k=200), tmp_path)
+    said = assert_same_replies(worlds["plain"].changed(train__k=200), tmp_path)
     assert all(kinds(messages) == [Fetch, Reply] for messages in said)
 
 
 def test_engine_of_the_smallest_budget_gives_the_same_bits(worlds: dict[str, World], tmp_path: Path) -> None:
     world = worlds["plain"]
-    server = Server(ntk_baffle.init(world).coordinator, world.program)
-    budget = 2 * len(world.program.bytes)
+    server = Server(ntk_baffle.init(world.task).coordinator, world.task.program)
+    budget = 2 * len(world.task.program.bytes)
     needed = needed_bytes(server, members_of(world, tmp_path, memory_budget=budget)[0], budget)
     assert_same_replies(world, tmp_path, memory_budget=needed)

@@ -93,7 +93,7 @@ class World:
         self.conductor = Conductor(
             coordinator, self.rules, PROGRAM_BYTES, 0, b"an-epoch", dict(self.stored), self.store
         )
-        self.kept = deepcopy((coordinator.state, coordinator.log))
+        self.kept = deepcopy(coordinator.state)
         for actor in self.actors.values():
             actor.inbox.append(self.conductor.announce)
         self.conductor.open(self.now)
@@ -182,26 +182,26 @@ class World:
         fewest = PER_ROUND if self.rules.sample == "all" else MIN_REPLIES
         assert fewest <= len(closed.replies) <= PER_ROUND
         assert list(closed.replies) == [self.honest[closed.update.round, reply.device] for reply in closed.replies]
-        self.kept = deepcopy((self.coordinator.state, self.coordinator.log))
+        self.kept = deepcopy(self.coordinator.state)
         self.conductor.open(self.now)
         states = Counter(device.state for device in self.conductor.devices.values())
         self.happened["rests"] += states["resting"]
 
     def server_is_killed_and_starts_again(self) -> None:
-        state, log = deepcopy(self.kept)
+        state = deepcopy(self.kept)
         if self.rules.sample == "present":
             # The new server asks whom it finds. With "all" it asks the same devices, and takes replies on their way.
             self.honest = {key: reply for key, reply in self.honest.items() if key[0] <= state.round}
-        self.start_server(Coordinator(self.coordinator.rules, self.coordinator.optimiser, state, log))
+        self.start_server(Coordinator(self.coordinator.rules, self.coordinator.optimiser, state))
 
     # What must hold, and how messages travel.
 
     def check_that_only_closing_changes_the_model(self) -> None:
-        state, log = self.kept
+        state = self.kept
         assert self.coordinator.state.round == state.round
         assert np.array_equal(self.coordinator.state.values, state.values)
         assert np.array_equal(self.coordinator.state.buffers, state.buffers)
-        assert self.coordinator.log == log
+        assert self.coordinator.state.log == state.log
 
     def deliver(self, sends: list[Send]) -> None:
         """What the server sends is on its way to the process that it is for, if that lives."""

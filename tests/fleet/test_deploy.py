@@ -59,7 +59,7 @@ def test_the_page_was_read() -> None:
 def test_every_message_in_the_table_is_one_that_is_said(message: str) -> None:
     sources = [
         path.read_text()
-        for room in ("device", "serve", "transport")
+        for room in ("device", "fleet", "transport")
         for path in (ROOT / "src" / "foreseed" / room).rglob("*.py")
     ]
     assert any(message in source for source in sources)

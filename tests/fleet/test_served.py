@@ -122,7 +122,7 @@ def test_a_second_server_on_the_same_folder_is_refused(
     with RealFleet(config, tmp_path / "real", shards) as fleet:
         fleet.devices.close()  # so that the first server waits
         wait_for(tmp_path / "real" / "run" / "checkpoint" / "begun.json")
-        with pytest.raises(RunError, match="another process is at this run; wait for it, or stop it"):
+        with pytest.raises(RunError, match="locked by another process; wait for it, or stop it"):
             serve(config, tmp_path / "real" / "run", world, fleet.broker.url, resume=True)
         assert fleet.server.is_alive()
 

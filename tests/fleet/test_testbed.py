@@ -17,9 +17,9 @@ from foreseed.config import Config
 from foreseed.engine import ForeseedError
 from foreseed.fleet import testbed
 from foreseed.fleet.devices import Table
-from foreseed.simulate import Progress, make_world
+from foreseed.runs import Progress
 from tests.fleet.kills import fleet_config, simulated
-from tests.simulate.small import leave_out_the_slow, write_bars
+from tests.simulate.small import leave_out_the_slow, make_world, write_bars
 
 LIMIT = 64 * 10**6
 
@@ -67,7 +67,7 @@ def test_a_test_bed_ends_with_the_weights_of_the_simulator(embedded: bool, bars:
     assert (tmp_path / "bed" / "ntk-baffle" / "model.fsp").read_bytes() == simulated(
         config, tmp_path / "simulated", make_world(config)
     )
-    assert 2 <= summary["fleet"]["devices"] <= 4
+    assert 2 <= summary.fleet.devices <= 4
     assert notes.rounds == [1, 2, 3]
     limited, connected = notes.said
     assert "64 MB of address space (RLIMIT_AS)" in limited

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +17,10 @@ from foreseed import models
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.sampling import sample
 from foreseed.engine import ForeseedError, ValuesError
-from foreseed.methods import fedavg
+from foreseed.meter import Work
+from foreseed.methods import Job, LocalResult, RoundResult, fedavg
 from foreseed.methods.backprop import LocalTrainer
+from foreseed.runs import checkpoint
 from tests.methods.small import digits, lenet, pruned, with_batch_norm
 
 SIZES = [7, 12, 5, 16, 9]
@@ -65,98 +69,97 @@ def test_average_of_nothing_or_of_different_programs_is_refused() -> None:
 # --- a round ---
 
 
-class Fleet:
+class Devices:
     """Threads with a trainer each, as the simulator has them."""
 
-    def __init__(self, trainer: LocalTrainer, workers: int) -> None:
-        self.pool = ThreadPoolExecutor(workers)
-        self._trainer = trainer
+    def __init__(self, task: Any, workers: int) -> None:
+        self.pool, self._task = ThreadPoolExecutor(workers), task
+        self._trainer = LocalTrainer(task.model, task.program)
 
-    @property
-    def trainer(self) -> LocalTrainer:
-        return self._trainer.copy()
+    def train(self, job: Job) -> Iterator[LocalResult]:
+        def one(device: int) -> LocalResult:
+            trained = self._trainer.copy().train(
+                job.values, *digits(SIZES[device], seed=device), **TRAIN | {"lr": job.lr}, seed=(11, job.round, device),
+                stats=job.stats,
+            )  # fmt: skip
+            return LocalResult(SIZES[device], trained.values, trained.stats, trained.loss)
 
-    def map(self, work: Any, items: Any) -> Any:
-        return self.pool.map(work, items)
+        yield from self.pool.map(one, job.devices)
 
 
-def world(make: Any = lenet, density: float = 0.3, ema: float = 0.0) -> Any:
+def task(make: Any = lenet, density: float = 0.3, ema: float = 0.0) -> Any:
     model = make()
     program, values = pruned(model, density)
     stats = np.array(models.stats(model, program), np.float32)
     train = SimpleNamespace(**TRAIN, lr_decay=0.5, ema=ema)
     config = SimpleNamespace(seed=11, train=train, data=SimpleNamespace(devices=5, per_round=3))
-    return SimpleNamespace(
-        config=config, model=model, program=program, values=values, stats=stats,
-        partition=SimpleNamespace(sizes=np.array(SIZES)), images=lambda device: digits(SIZES[device], seed=device),
-    )  # fmt: skip
+    return SimpleNamespace(config=config, model=model, program=program, values=values, stats=stats)
 
 
-def rounds(of: Any, count: int, workers: int = 1) -> tuple[fedavg.State, list[dict[str, Any]]]:
-    fleet: Any = Fleet(LocalTrainer(of.model, of.program), workers)
-    state = fedavg.init(of)
-    rows = [fedavg.round(of, fleet, state) for _ in range(count)]
-    fleet.pool.shutdown()
-    return state, rows
+def rounds(of: Any, count: int, workers: int = 1, state: Any = None) -> tuple[fedavg.State, list[RoundResult]]:
+    devices: Any = Devices(of, workers)
+    state = state or fedavg.init(of)
+    results = [fedavg.round(of, devices, state) for _ in range(count)]
+    devices.pool.shutdown()
+    return state, results
 
 
 @pytest.mark.parametrize("make", [lenet, with_batch_norm])
 def test_two_rounds_are_algorithm_1(make: Any) -> None:
-    given_world = world(make)
-    state, rows = rounds(given_world, 2)
-    trainer, values, stats = LocalTrainer(given_world.model, given_world.program), given_world.values, given_world.stats
+    here = task(make)
+    state, rows = rounds(here, 2)
+    trainer, values, stats = LocalTrainer(here.model, here.program), here.values, here.stats
     for t in (1, 2):
         devices = sample(11, t, range(5), 3)
         results = [
             trainer.train(
-                values, *given_world.images(k), **TRAIN | {"lr": 0.02 * 0.5 ** (t - 1)}, seed=(11, t, k), stats=stats
+                values, *digits(SIZES[k], seed=k), **TRAIN | {"lr": 0.02 * 0.5 ** (t - 1)}, seed=(11, t, k), stats=stats
             )
             for k in devices
         ]
         share = np.array([SIZES[k] for k in devices]) / sum(SIZES[k] for k in devices)
-        assert rows[t - 1]["train_loss"] == pytest.approx(share @ [result.loss for result in results])
+        assert rows[t - 1].train_loss == pytest.approx(share @ [result.loss for result in results])
         values = sum(s * result.values.astype(np.float64) for s, result in zip(share, results, strict=True))
         stats = sum(s * result.stats.astype(np.float64) for s, result in zip(share, results, strict=True))
         values, stats = values.astype(np.float32), stats.astype(np.float32)
     np.testing.assert_allclose(state.values, values, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(state.stats, stats, rtol=1e-5, atol=1e-7)
-    assert (state.values != given_world.values).mean() > 0.9
+    assert (state.values != here.values).mean() > 0.9
 
 
 def test_any_number_of_workers_gives_the_same_bits() -> None:
-    (one, rows), (three, same_rows) = rounds(world(), 2, workers=1), rounds(world(), 2, workers=3)
+    (one, rows), (three, same_rows) = rounds(task(), 2, workers=1), rounds(task(), 2, workers=3)
     np.testing.assert_array_equal(one.values, three.values)
     assert rows == same_rows
 
 
-def test_restored_state_goes_on_as_if_never_saved() -> None:
-    here = world(ema=0.9)
+def test_restored_state_goes_on_as_if_never_saved(tmp_path: Path) -> None:
+    here = task(ema=0.9)
     through, rows = rounds(here, 2)
-    half, _ = rounds(here, 1)
-    again = fedavg.restore(here, {name: np.asarray(array) for name, array in fedavg.arrays(half).items()})
-    fleet: Any = Fleet(LocalTrainer(here.model, here.program), 1)
-    assert fedavg.round(here, fleet, again) == rows[1]
-    for name, array in fedavg.arrays(through).items():
-        np.testing.assert_array_equal(fedavg.arrays(again)[name], array)
+    checkpoint.save(tmp_path / "state.npz", 1, rounds(here, 1)[0])
+    again = fedavg.init(here)
+    assert checkpoint.restore(tmp_path / "state.npz", again) == 1
+    _, [last] = rounds(here, 1, state=again)
+    assert last == rows[1]
+    np.testing.assert_array_equal(again.values, through.values)
+    np.testing.assert_array_equal(again.ema, through.ema)
 
 
 def test_moving_average_follows_the_values() -> None:
-    here = world(ema=0.75)
+    here = task(ema=0.75)
     state, _ = rounds(here, 1)
     np.testing.assert_allclose(state.ema, 0.75 * here.values + 0.25 * state.values, rtol=1e-6, atol=1e-7)
-    assert rounds(world(), 1)[0].ema is None
+    assert rounds(task(), 1)[0].ema is None
 
 
 def test_costs_of_a_round() -> None:
-    here = world(with_batch_norm, density=1)
+    here = task(with_batch_norm, density=1)
     _, [row] = rounds(here, 1)
     samples = sum(SIZES[device] for device in sample(11, 1, range(5), 3))
     moved = 3 * 4 * (here.program.n_live + here.program.n_stats)
-    assert row == row | {
-        "round": 1, "lr": 0.02, "devices": 3, "samples": samples, "forward_passes": 3 * samples,
-        "flops": 6 * samples * here.program.macs, "dense_flops": 6 * samples * here.program.dense_macs,
-        "bytes_up": moved, "bytes_down": moved,
-    }  # fmt: skip
+    assert (row.round, row.lr, len(row.participants), row.samples) == (1, 0.02, 3, samples)
+    assert row.work == Work(3 * samples, 6 * samples * here.program.macs, 6 * samples * here.program.dense_macs)
+    assert row.traffic[:2] == (moved, moved)
 
 
 def test_devices_are_those_that_a_bp_free_run_would_ask() -> None:

@@ -33,6 +33,8 @@ _CHOSEN = _ISAS[_ASKED] if _ASKED in isas() else lib.FS_BEST
 
 def isa() -> str:
     """The instruction set in use: avx512, avx2 or plain."""
+    if _ASKED not in ("best", *isas()):
+        raise ForeseedError(f"FORESEED_ISA is {_ASKED!r}, expected one that this machine runs: {', '.join(isas())}")
     return str(ffi.string(lib.fs_isa_name(_CHOSEN)).decode())
 
 
@@ -88,8 +90,6 @@ class NativeEngine:
         self.program = program
         if isa not in _ISAS:
             raise ForeseedError(f"instruction set {isa!r}: expected one of {', '.join(_ISAS)}")
-        if _ASKED not in ("best", *isas()):
-            raise ForeseedError(f"FORESEED_ISA is {_ASKED!r}, expected one that this machine runs: {', '.join(isas())}")
         self._isa = _ISAS[isa] or _CHOSEN
         self._bytes = ffi.from_buffer(program.bytes)
         self._program = ffi.new("fs_program *")

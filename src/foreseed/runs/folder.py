@@ -87,7 +87,7 @@ class RunFolder:
                 f"{error.filename or self.path}: {error.strerror or error}; put that right, then go on with --resume"
             ) from None
 
-    def begin(self, digests: dict[str, str]) -> None:
+    def begin(self, digests: dict[str, str], environment: dict[str, Any]) -> None:
         """Write what is known before the first round; a run that is resumed must start from the same parts."""
         for name in ("checkpoint", "figures"):
             (self.path / name).mkdir(exist_ok=True)
@@ -101,7 +101,7 @@ class RunFolder:
         # A run may begin in the simulator and go on with real devices, of whose data nothing is known.
         write_whole(begun, json.dumps(then | digests).encode())
         if not env.exists():
-            write_whole(env, json.dumps(environment(), indent=1).encode())
+            write_whole(env, json.dumps(environment, indent=1).encode())
 
     def rows(self, done: int) -> list[Row]:
         """The rows of the rounds that the checkpoint has seen; one written after it is dropped."""

@@ -15,7 +15,7 @@ from foreseed.engine import ForeseedError
 from foreseed.methods import Devices, RoundResult, State, Task
 from foreseed.prune import Step, save_mask
 from foreseed.runs import checkpoint
-from foreseed.runs.folder import RunError, RunFolder
+from foreseed.runs.folder import RunError, RunFolder, environment
 from foreseed.runs.records import Row, Summary
 from foreseed.runs.summary import summarise
 
@@ -57,12 +57,12 @@ def run(
 
     `prepare` is called once the folder is ours: pruning takes its time.
     """
-    place = RunFolder(folder)
+    place, here = RunFolder(folder), environment()
     place.claim(config, resume)
     with place.locked():
         task, devices = prepare()
         try:
-            place.begin(devices.digests() | task.digests())
+            place.begin(devices.digests() | task.digests(), here)
             if task.pruning is not None:
                 save_mask(folder / "mask.npz", task.pruning.mask)
             method = methods()[config.method]
