@@ -63,9 +63,7 @@ def _fill(name: str, state: Any, arrays: Arrays) -> None:
         key, now = f"{name}.{field}", getattr(state, field)
         if is_dataclass(now):
             _fill(key, now, arrays)
-        elif key not in arrays:
-            setattr(state, field, None)
-        else:
+        elif key in arrays or now is not None:
             setattr(state, field, _value(now, key, arrays))
 
 
