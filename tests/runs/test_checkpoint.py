@@ -71,7 +71,7 @@ def test_a_program_that_has_not_changed_stays_the_very_same(tmp_path: Path) -> N
 
 def test_what_no_checkpoint_can_hold_is_refused_by_its_name(tmp_path: Path) -> None:
     state = State(program(0.5), {"a": 1}, [], [], Inner(0, 0.0), b"", None, None)
-    with pytest.raises(TypeError, match="state.values of a method's state is a dict"):
+    with pytest.raises(TypeError, match=r"state\.values of a method's state is a dict"):
         checkpoint.save(tmp_path / "state.npz", 1, state)
 
 
