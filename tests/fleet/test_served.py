@@ -13,12 +13,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from foreseed.config import Config, ConfigError
 from foreseed.data import load, write_shards
 from foreseed.fleet.devices import check
 from foreseed.fleet.experiment import run_served
+from foreseed.report import write_report
 from foreseed.runs import Progress, RunError, Summary, participants
 from foreseed.simulate import run_simulated
 from foreseed.transport import topics
@@ -113,6 +115,22 @@ def test_a_run_that_began_in_the_simulator_goes_on_with_real_devices(
         summary = serve(config, tmp_path / "run", world, mosquitto.url, resume=True)
     assert (tmp_path / "run" / "model.fsp").read_bytes() == simulated(config, tmp_path / "simulated", world)
     assert summary.fleet.wire_up_bytes == sum(row["wire_up"] for row in rows_of(tmp_path / "run")[30:])
+
+
+@pytest.mark.slow
+def test_a_server_needs_no_training_image_and_reports_what_devices_said(
+    config: Config, world: World, shards: Path, tmp_path: Path
+) -> None:
+    with np.load(config.data.set) as arrays:
+        np.savez(tmp_path / "tests.npz", test_images=arrays["test_images"], test_labels=arrays["test_labels"])
+    alone = config.with_({"data.set": str(tmp_path / "tests.npz"), "rounds": 4})
+    with Mosquitto.plain() as mosquitto, Devices(mosquitto.url, config.data.devices, tmp_path / "devices", shards):
+        summary = run_served(alone, tmp_path / "run", broker(mosquitto.url), lambda line: None)
+    assert summary.partition.stated
+    assert set(summary.partition.sizes) <= set(world.population.partition.sizes)
+    assert not list((tmp_path / "run" / "figures").glob("partition*"))
+    page = write_report([tmp_path / "run"], tmp_path / "report").read_text()
+    assert "as they said when they answered" in page
 
 
 @pytest.mark.slow
