@@ -16,6 +16,7 @@ import pytest
 from torch import nn
 
 from foreseed.config import Config, load, methods, withdraw
+from foreseed.config.reference import reference
 from foreseed.data import load_held_out
 from foreseed.engine import load as load_model
 from foreseed.methods import ntk_baffle
@@ -75,6 +76,10 @@ def test_names_are_real(page: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_config_reference_is_current() -> None:
+    assert (DOCS / "config.md").read_text() == reference(), "python -m foreseed.config.reference > docs/config.md"
 
 
 def tiny(classes: int) -> nn.Module:
