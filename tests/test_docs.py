@@ -34,10 +34,8 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def module_of(code: str, name: str, folder: Path) -> ModuleType:
-    """A block as the file that it is meant to be, imported."""
-    path = folder / f"{name}.py"
-    path.write_text(code)
+def imported(path: Path, name: str) -> ModuleType:
+    """A file as a module."""
     spec = spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -82,6 +80,11 @@ def test_config_reference_is_current() -> None:
     assert (DOCS / "config.md").read_text() == reference(), "python -m foreseed.config.reference > docs/config.md"
 
 
+def test_picture_of_the_rooms_is_current() -> None:
+    rooms = imported(DOCS.parent / "tools" / "rooms.py", "rooms")
+    assert (DOCS / "rooms.svg").read_text() == rooms.picture(), "python tools/rooms.py > docs/rooms.svg"
+
+
 def tiny(classes: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 5, stride=3), nn.Hardswish(), nn.Flatten(), nn.Linear(4 * 4 * 4, 8), nn.Hardswish(),
@@ -114,9 +117,11 @@ def small_config(bars: Path, **changes: Any) -> Config:
 @pytest.fixture
 def regrow(tmp_path: Path) -> Iterator[ModuleType]:
     """The method of docs/extend/method.md."""
-    yield module_of(blocks("extend/method.md")[0], "regrow_of_the_docs", tmp_path)
+    path = tmp_path / "regrow.py"
+    path.write_text(blocks("extend/method.md")[0])
+    yield imported(path, "regrow")
     withdraw("regrow")
-    del sys.modules["regrow_of_the_docs"]
+    del sys.modules["regrow"]
 
 
 class Killed(BaseException):
