@@ -26,7 +26,7 @@ from foreseed.runs import Progress
 from foreseed.simulate import SimulatedDevices, prepare, run_simulated
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [DOCS / "architecture.md", *sorted((DOCS / "extend").glob("*.md"))]
+PAGES = [*sorted(DOCS.rglob("*.md")), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md"))]
 
 
 def blocks(page: str) -> list[str]:
@@ -70,7 +70,7 @@ def test_names_are_real(page: Path) -> None:
         assert (DOCS.parent / path).exists() or "regrow" in path, path
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target
