@@ -10,6 +10,7 @@ from foreseed.config.errors import fields
 
 _PRINTABLE = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" "), max_size=20)
 _TEXTS = {
+    "method": st.sampled_from(["ntk-baffle", "baffle", "fedavg", "ntk-fedavg"]),
     "name": st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?", fullmatch=True),
     "data.set": st.sampled_from(["digits", "cifar10"]) | _PRINTABLE.map(lambda text: f"./{text}"),
     "data.root": _PRINTABLE,

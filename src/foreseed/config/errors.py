@@ -33,7 +33,7 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
     """Every table and key of a config, by dotted name."""
     for name, field in model.model_fields.items():
         yield prefix + name, field
-        if table := _table(field):
+        if table := table_of(field):
             yield from fields(table, f"{prefix}{name}.")
 
 
@@ -80,16 +80,13 @@ def _split_keys(model: type[BaseModel]) -> list[tuple[str, str]]:
     return [(key.rpartition(".")[0], key.rpartition(".")[2]) for key, _ in fields(model)]
 
 
-def _valid(field: FieldInfo, given: Any) -> str:
+def accepts(field: FieldInfo) -> str:
     """What a key takes, read off its type and bounds."""
     kind = field.annotation
-    if _table(field):
+    if table_of(field):
         return "a table"
     if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        return f"one of {', '.join(choices)}{did_you_mean(given, choices)}"
-    if kind is bool:
-        return _NOUNS[bool] + did_you_mean(given, ("true", "false"))
+        return f"one of {', '.join(get_args(kind))}"
     bounds = [
         f"{words} {getattr(mark, bound.__name__.lower())}"
         for mark in field.metadata
@@ -99,7 +96,14 @@ def _valid(field: FieldInfo, given: Any) -> str:
     return _NOUNS[kind] + (f" {' and '.join(bounds)}" if bounds else "")
 
 
-def _table(field: FieldInfo) -> type[BaseModel] | None:
+def _valid(field: FieldInfo, given: Any) -> str:
+    """What a key takes, and which of its words was meant, if one is near."""
+    words = ("true", "false") if field.annotation is bool else get_args(field.annotation)
+    return accepts(field) + did_you_mean(given, words)
+
+
+def table_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The table behind a field; None for a key."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
