@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -31,6 +31,9 @@ NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=10**9)]
 # Written out, since the rooms that hold them import NumPy and PyTorch, which a config does not need.
 DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
 MODELS = ("lenet5", "lenet5-wide", "resnet20")
+
+
+T = TypeVar("T", bound="Table")
 
 
 class Table(BaseModel):
@@ -312,6 +315,10 @@ class Config(Table):
     def run_name(self) -> str:
         """The name of the results' folder."""
         return self.name or self.method
+
+    def own(self, settings: type[T]) -> T:
+        """A method's own table, by its type."""
+        return next(value for value in vars(self).values() if isinstance(value, settings))
 
     def with_(self, overrides: Mapping[str, Any]) -> Config:
         """A copy with other values, by dotted key, checked like a file: `config.with_({"train.k": 100})`."""

@@ -91,9 +91,9 @@ def aggregate(locals: Iterable[tuple[int, Vector]]) -> Vector:
     return (weighted / total).astype(np.float32)
 
 
-def device_memory(task: Task) -> DeviceMemory:
+def device_memory(task: Task, state: State) -> DeviceMemory:
     """Parameters, gradients, optimiser state and saved activations of dense tensors."""
-    return bp_memory(task.program, task.config.train.batch, task.config.train.momentum > 0)
+    return bp_memory(state.program, task.config.train.batch, task.config.train.momentum > 0)
 
 
 enter(Method("fedavg", "dense, backpropagation", init, round, device_memory, backpropagates=True))

@@ -181,10 +181,10 @@ def run_id(config: Config) -> bytes:
     return bytes.fromhex(fingerprint(config))[:8]
 
 
-def device_memory(task: Task) -> DeviceMemory:
+def device_memory(task: Task, state: State) -> DeviceMemory:
     """One image at a time is enough, but for the statistics of a batch norm's batch."""
-    batch = task.config.train.batch if task.program.n_stats else 1
-    return bp_free_memory(task.program, task.values, task.test, batch)
+    batch = task.config.train.batch if state.program.n_stats else 1
+    return bp_free_memory(state.program, state.values, task.test, batch)
 
 
 def _rules(config: Config) -> Rules:

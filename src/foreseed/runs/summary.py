@@ -20,6 +20,7 @@ def summarise(task: Task, devices: Devices, state: State, rows: Sequence[Row]) -
     accuracies = [row.accuracy for row in rows if row.accuracy is not None]
     counts = {key: sum(getattr(row, key) for row in rows) for key in Totals.model_fields}
     device_rounds = sum(row.devices for row in rows)
+    layers = [layer for layer in program.layers() if layer.n_dense]
     sizes, fleet = devices.sizes(), devices.costs([row.model_dump() for row in rows])
     summary: dict[str, Any] = {
         "name": config.run_name,
@@ -31,7 +32,7 @@ def summarise(task: Task, devices: Devices, state: State, rows: Sequence[Row]) -
         "data": config.data.set,
         "n_live": program.n_live,
         "n_total": sum(p.numel() for p in task.model.parameters()),
-        "density": config.effective_density,
+        "density": sum(layer.n_weights for layer in layers) / sum(layer.n_dense for layer in layers),
         "macs": program.macs,
         "dense_macs": program.dense_macs,
         "final_accuracy": accuracies[-1],
@@ -41,11 +42,9 @@ def summarise(task: Task, devices: Devices, state: State, rows: Sequence[Row]) -
         # fsum: the built-in sum of floats rounds differently from one Python version to the next.
         "total": RunTotals(**counts, seconds=fsum(row.seconds for row in rows)),
         "per_device_round": Totals(**{key: total / device_rounds for key, total in counts.items()}),
-        "memory": Memory(**asdict(method.device_memory(task))),
+        "memory": Memory(**asdict(method.device_memory(task, state))),
         "layers": [
-            Layer(**asdict(layer) | {"kind": layer.kind.name.lower(), "density": layer.density})
-            for layer in program.layers()
-            if layer.n_dense
+            Layer(**asdict(layer) | {"kind": layer.kind.name.lower(), "density": layer.density}) for layer in layers
         ],
         "pruning": _pruning(task),
         "partition": Shares(devices=len(sizes), sizes=tuple(sizes.tolist()), stated=fleet is not None),
