@@ -6,7 +6,8 @@ import pytest
 
 from foreseed.report import summary_table
 from foreseed.report.arms import Stat, base_name, group
-from foreseed.report.read import read_run, read_runs
+from foreseed.report.read import read_runs
+from foreseed.runs import read_run
 from tests.report.runs import edit_metrics, edit_summary, write_run
 
 
