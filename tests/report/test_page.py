@@ -159,6 +159,18 @@ def test_a_run_is_reported_into_its_own_folder_with_the_partition_that_it_drew(s
     assert "averaged weights (EMA)" in page.text
 
 
+def test_a_run_on_real_devices_shows_the_sizes_that_they_stated_and_no_picture(single, tmp_path):
+    served = write_run(tmp_path / "served", rounds=10, stated=True)
+    page = Page(write_report([served], tmp_path / "out").read_text(encoding="utf-8"))
+    assert re.search(r"on 20 devices, \d+ to \d+ on each, as they said when they answered\.", page.text)
+    assert "Who holds what" not in page.text
+    assert not list((tmp_path / "out" / "figures").glob("partition*"))
+    # Beside the simulation of the same shares, each keeps what it knows.
+    page = Page(write_report([served, single], tmp_path / "both").read_text(encoding="utf-8"))
+    assert "Samples of each device" in page.text
+    assert "Who holds what" in page.text
+
+
 def test_a_picture_from_a_run_brings_no_script_and_loads_nothing(single_report):
     page = Page(single_report.read_text(encoding="utf-8"))
     assert "partition-a" in page.ids

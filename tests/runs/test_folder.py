@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from foreseed.runs import RunFolderError, read_run
+from foreseed.runs import Row, RunFolderError, read_run
+from foreseed.runs.records import to_json
 from tests.report.runs import edit_metrics, edit_summary, write_run
 
 
@@ -25,9 +26,11 @@ def test_a_run_is_read_as_it_was_written(run):
     assert read.environment["machine"]["cores"] == 8
 
 
-def test_losses_that_are_not_numbers_are_read(run):
-    edit_metrics(run, loss=lambda row: float("nan"))
-    assert math.isnan(read_run(run).rounds[-1].loss)
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_written_and_read_as_such(run, loss):
+    row = read_run(run).rounds[-1].model_copy(update={"train_loss": loss, "loss": loss})
+    again = Row.model_validate_json(to_json(row))
+    assert [str(again.train_loss), str(again.loss)] == [str(loss)] * 2
 
 
 def damage(name, text):
