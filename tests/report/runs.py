@@ -77,7 +77,7 @@ def write_run(
         data="digits",
         n_live=n_live,
         n_total=n_total,
-        density=n_live / n_total,
+        density=density,
         macs=_sum(layers, "macs"),
         dense_macs=_sum(layers, "dense_macs"),
         final_accuracy=accuracies[-1],
