@@ -130,8 +130,7 @@ def finish(runs: list[Path], folder: Path, as_json: bool, result: Any, explained
     console.print(console_table(runs))
     if explained:
         last = closing(runs, folder)
-        console.print("\n".join(last.sentences), end="\n\n")
-        console.print("Try next:")
+        console.print("", *last.sentences, "", "Try next:", sep="\n")
         for step in last.steps:
             console.print(f"  {step.command}\n      {step.why}", soft_wrap=True)
         console.print()

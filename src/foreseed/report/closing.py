@@ -76,7 +76,7 @@ def _sentences(lead: Arm, arms: Sequence[Arm]) -> Iterator[str]:
 
     yield _reached(lead, learner)
     if learner:
-        yield f"{learner.label} came to {_came_to(learner, lead)}; it took {_ratio(learner, lead, 'flops')} the FLOPs."
+        yield f"{learner.label} came to {_came_to(learner, lead)}; {_took(learner, lead)}."
     if dense:
         costs = (
             f"{_ratio(lead, dense, 'flops')} its FLOPs and {_ratio(lead, dense, 'bytes_up', 'bytes_down')} its bytes"
@@ -87,7 +87,8 @@ def _sentences(lead: Arm, arms: Sequence[Arm]) -> Iterator[str]:
         kept = percent(Stat(lead.numbers["density"].mean, None))
         yield f"{lead.label} kept {kept} of the weights, and took {share:.2g} of the FLOPs that all of them would have."
     if control:
-        yield f"A {_pruner(control)} mask of the same size came to {_came_to(control, lead)}."
+        mask = f"A {_pruner(control)} mask of the same size"
+        yield f"{mask} came to {_came_to(control, lead)}; {_took(control, lead)}."
     if rivals and not (learner or dense or control):
         best, *_, worst = sorted((lead, *rivals), key=lambda arm: -_accuracy(arm).mean)
         yield (
@@ -139,6 +140,10 @@ def _came_to(arm: Arm, other: Arm) -> str:
     if abs(points) < 0.05:
         return f"{percent(its)}, the same as {other.label}"
     return f"{percent(its)}, {abs(points):.1f} points {'more' if points > 0 else 'less'} than {other.label}"
+
+
+def _took(arm: Arm, other: Arm) -> str:
+    return f"it took {_ratio(arm, other, 'flops')} the FLOPs"
 
 
 def _ratio(arm: Arm, other: Arm, *keys: str) -> str:
