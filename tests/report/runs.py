@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from foreseed.runs.folder import RunFolder
+from foreseed.runs.records import Layer, Memory, Pruning, Row, RunTotals, Shares, Summary, Totals, to_json
 
 LENET = [
     ("conv1", "conv", 450, 352_800),
@@ -49,27 +52,57 @@ def write_run(
     lr: float = 0.01,
     net: list[tuple[str, str, int, int]] = LENET,
     pruner: str = "ntk-rand",
+    stated: bool = False,
 ) -> Path:
     """Write a run folder with plausible numbers: the same ones for the same arguments."""
     rng = random.Random(f"{method} {seed} {density} {lr} {pruner}")
-    pruned = method.startswith("ntk")
+    pruned, bp = method.startswith("ntk"), method.endswith("fedavg")
     density = density if pruned else 1.0
     folder.mkdir(parents=True, exist_ok=True)
     layers = _layers(net, density, rng)
     shares = random.Random(seed)
-    sizes = [max(10, int(25 * shares.paretovariate(1.2))) for _ in range(devices)]
-    metrics = _metrics(method, rng, rounds, eval_every, layers, sizes, ema)
-    summary = _summary(method, metrics, layers, sizes, process, pruned)
-    if pruned:
-        summary["pruning"]["pruner"] = pruner
-    summary |= {
-        "name": name or method,
-        "engine": engine,
-        "seed": seed,
-        "model": "lenet5" if net is LENET else "resnet20",
-    }
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+    sizes = tuple(max(10, int(25 * shares.paretovariate(1.2))) for _ in range(devices))
+    rows = _rows(method, rng, rounds, eval_every, layers, sizes, ema)
+    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
+    counts = {key: sum(getattr(row, key) for row in rows) for key in Totals.model_fields}
+    n_live, n_total = _sum(layers, "n_weights"), _sum(layers, "n_dense")
+    planned = 16 * n_total + 2_000_000 if bp else 12 * n_live + 90_000
+    summary = Summary(
+        name=name or method,
+        method=method,
+        engine="backprop" if bp else engine,
+        seed=seed,
+        rounds=rounds,
+        model="lenet5" if net is LENET else "resnet20",
+        data="digits",
+        n_live=n_live,
+        n_total=n_total,
+        density=density,
+        macs=_sum(layers, "macs"),
+        dense_macs=_sum(layers, "dense_macs"),
+        final_accuracy=accuracies[-1],
+        max_accuracy=max(accuracies),
+        last_mean_accuracy=sum(accuracies[-5:]) / len(accuracies[-5:]),
+        final_ema_accuracy=rows[-1].ema_accuracy,
+        total=RunTotals(**counts, seconds=sum(row.seconds for row in rows)),
+        per_device_round=Totals(**{key: total / rounds / min(10, devices) for key, total in counts.items()}),
+        memory=Memory(
+            planned_bytes=planned,
+            observed_bytes=None if bp else planned - 1_200,
+            process_peak_bytes=(310_000_000 if bp else 19_400_000) if process else None,
+            batch=32,
+            note="one device",
+        ),
+        layers=tuple(layers),
+        pruning=Pruning(
+            pruner=pruner, seconds=8.4, device_bytes_up=0, device_bytes_down=0, device_flops=0, bp_free=True
+        )
+        if pruned
+        else None,
+        partition=Shares(devices=devices, sizes=sizes, stated=stated),
+    )
+    (folder / "metrics.jsonl").write_bytes(b"".join(to_json(row) + b"\n" for row in rows))
+    RunFolder(folder).finish(summary)
     (folder / "env.json").write_text(json.dumps(_ENVIRONMENT))
     (folder / "config.toml").write_text(
         f'method = "{method}"\nname = "{name or method}"\nseed = {seed}\nrounds = {rounds}\neval_every = {eval_every}\n'
@@ -102,75 +135,58 @@ _ENVIRONMENT = {
 }
 
 
-def _layers(net: list[tuple[str, str, int, int]], density: float, rng: random.Random) -> list[dict[str, Any]]:
+def _layers(net: list[tuple[str, str, int, int]], density: float, rng: random.Random) -> list[Layer]:
     """Layers that keep more the fewer weights they have, as foresight pruning does."""
     largest = max(n for _, _, n, _ in net)
-    rows = []
+    layers = []
     for name, kind, n, macs in net:
         kept = min(1.0, density * (largest / n) ** 0.35 * rng.uniform(0.9, 1.1)) if density < 1 else 1.0
         live = max(1, round(kept * n))
-        rows.append(
-            {"name": name, "kind": kind, "n_weights": live, "n_dense": n, "density": live / n,
-             "macs": round(macs * live / n), "dense_macs": macs}
+        layers.append(
+            Layer(
+                name=name, kind=kind, n_weights=live, n_dense=n, density=live / n,
+                macs=round(macs * live / n), dense_macs=macs,
+            )
         )  # fmt: skip
-    return [
-        *rows,
-        {"name": "pool", "kind": "pool", "n_weights": 0, "n_dense": 0, "density": None, "macs": 0, "dense_macs": 0},
-    ]
+    return [*layers, Layer(name="pool", kind="pool", n_weights=0, n_dense=0, density=None, macs=0, dense_macs=0)]
 
 
-def _metrics(
-    method: str, rng: random.Random, rounds: int, every: int, layers: list[dict[str, Any]], sizes: list[int], ema: bool
-) -> list[dict[str, Any]]:
-    bp = method.endswith("fedavg")
-    live, dense = (2 * sum(layer[key] for layer in layers) for key in ("macs", "dense_macs"))
-    n_live = sum(layer["n_weights"] for layer in layers)
+def _sum(layers: Sequence[Layer], key: str) -> int:
+    return sum(int(getattr(layer, key)) for layer in layers)
+
+
+def _rows(
+    method: str, rng: random.Random, rounds: int, every: int, layers: list[Layer], sizes: Sequence[int], ema: bool
+) -> list[Row]:
+    bp, asked = method.endswith("fedavg"), min(10, len(sizes))
+    live, dense, n_live = 2 * _sum(layers, "macs"), 2 * _sum(layers, "dense_macs"), _sum(layers, "n_weights")
     top, pace = CEILING.get(method, 0.9) + rng.uniform(-0.01, 0.01), (6 if bp else 20)
     rows = []
     for r in range(1, rounds + 1):
-        samples = sum(rng.sample(sizes, min(10, len(sizes))))
+        participants = rng.sample(range(len(sizes)), asked)
+        samples = sum(sizes[device] for device in participants)
         passes = samples * (3 if bp else 51)
         smooth = 0.1 + (top - 0.1) * (1 - math.exp(-r / pace))
         accuracy = min(1.0, max(0.0, smooth + rng.gauss(0, 0.012)))
         evaluated = r % every == 0 or r == rounds
         rows.append(
-            {"round": r, "lr": 0.01 * 0.998**r, "train_loss": 2.4 * (1 - accuracy), "devices": 10, "samples": samples,
-             "forward_passes": passes, "flops": passes * live, "dense_flops": passes * dense,
-             "bytes_up": 10 * (4 * n_live if bp else 230), "bytes_down": 10 * (4 * n_live + 60),
-             "seconds": 0.1 + passes * 1e-6, "accuracy": accuracy if evaluated else None,
-             "loss": 0.05 + 2.4 * (1 - accuracy) if evaluated else None,
-             "ema_accuracy": max(0.0, smooth - 0.1 * math.exp(-r / pace)) if evaluated and ema else None,
-             "ema_loss": None}
-        )  # fmt: skip
+            Row(
+                round=r,
+                lr=0.01 * 0.998**r,
+                train_loss=2.4 * (1 - accuracy),
+                devices=asked,
+                samples=samples,
+                forward_passes=passes,
+                flops=passes * live,
+                dense_flops=passes * dense,
+                participants=tuple(sorted(participants)),
+                bytes_up=asked * (4 * n_live if bp else 230),
+                bytes_down=asked * (4 * n_live + 60),
+                seconds=0.1 + passes * 1e-6,
+                accuracy=accuracy if evaluated else None,
+                loss=0.05 + 2.4 * (1 - accuracy) if evaluated else None,
+                ema_accuracy=max(0.0, smooth - 0.1 * math.exp(-r / pace)) if evaluated and ema else None,
+                ema_loss=None,
+            )
+        )
     return rows
-
-
-def _summary(
-    method: str,
-    metrics: list[dict[str, Any]],
-    layers: list[dict[str, Any]],
-    sizes: list[int],
-    process: bool,
-    pruned: bool,
-) -> dict[str, Any]:
-    bp = method.endswith("fedavg")
-    evaluated = [row["accuracy"] for row in metrics if row["accuracy"] is not None]
-    keys = ("flops", "dense_flops", "forward_passes", "bytes_up", "bytes_down")
-    total = {key: sum(row[key] for row in metrics) for key in (*keys, "seconds")}
-    n_live, n_total = sum(x["n_weights"] for x in layers), sum(x["n_dense"] for x in layers)
-    planned = 16 * n_total + 2_000_000 if bp else 12 * n_live + 90_000
-    return {
-        "method": method, "rounds": len(metrics), "data": "digits", "n_live": n_live, "n_total": n_total,
-        "density": n_live / n_total, "macs": sum(x["macs"] for x in layers),
-        "dense_macs": sum(x["dense_macs"] for x in layers), "final_accuracy": evaluated[-1],
-        "max_accuracy": max(evaluated), "last_mean_accuracy": sum(evaluated[-5:]) / len(evaluated[-5:]),
-        "final_ema_accuracy": metrics[-1]["ema_accuracy"], "total": total,
-        "per_device_round": {key: total[key] / len(metrics) / 10 for key in keys},
-        "memory": {"planned_bytes": planned, "observed_bytes": None if bp else planned - 1_200,
-                   "process_peak_bytes": (310_000_000 if bp else 19_400_000) if process else None,
-                   "batch": 32, "note": "one device"},
-        "layers": layers,
-        "pruning": {"pruner": "ntk-rand", "seconds": 8.4, "device_bytes_up": 0, "device_bytes_down": 0,
-                    "device_flops": 0, "bp_free": True} if pruned else None,
-        "partition": {"devices": len(sizes), "sizes": sizes, "moved": 0},
-    }  # fmt: skip

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from foreseed.report import ReportError, RunFolderError, write_report
+from foreseed.report import ReportError, write_report
+from foreseed.runs import RunFolderError
 from tests.report.conftest import PARTITION
 from tests.report.html import Page
 from tests.report.runs import edit_metrics, edit_summary, write_run
@@ -58,8 +59,8 @@ def test_accuracies_are_named_in_words_and_the_engine_is_said_for_every_arm(page
     for words in ("after the last round", "mean of the last 5 evaluations", "highest of all evaluations"):
         assert words in page.text
     assert "last_mean" not in page.text
-    assert page.text.count("engine: difference") == 3
-    assert "engine difference difference difference" in page.text
+    assert page.text.count("engine: difference") == 2
+    assert "engine difference difference backprop" in page.text
 
 
 def test_letters_are_in_the_theme_and_not_fixed_to_light_paper(report):
@@ -156,6 +157,18 @@ def test_a_run_is_reported_into_its_own_folder_with_the_partition_that_it_drew(s
     assert (single / "figures" / "partition.svg").read_text() == PARTITION
     assert not (single / "figures" / "device_sizes.svg").exists()
     assert "averaged weights (EMA)" in page.text
+
+
+def test_a_run_on_real_devices_shows_the_sizes_that_they_stated_and_no_picture(single, tmp_path):
+    served = write_run(tmp_path / "served", rounds=10, stated=True)
+    page = Page(write_report([served], tmp_path / "out").read_text(encoding="utf-8"))
+    assert re.search(r"on 20 devices, \d+ to \d+ on each, as they said when they answered\.", page.text)
+    assert "Who holds what" not in page.text
+    assert not list((tmp_path / "out" / "figures").glob("partition*"))
+    # Beside the simulation of the same shares, each keeps what it knows.
+    page = Page(write_report([served, single], tmp_path / "both").read_text(encoding="utf-8"))
+    assert "Samples of each device" in page.text
+    assert "Who holds what" in page.text
 
 
 def test_a_picture_from_a_run_brings_no_script_and_loads_nothing(single_report):

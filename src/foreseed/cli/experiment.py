@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from foreseed.engine import Program
 Words = Annotated[list[str] | None, typer.Argument(help="An experiment file (.toml), then key=value overrides.")]
 Out = Annotated[Path | None, typer.Option(help="The run folder; runs/NAME if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no words on the result.")]
 
 
 def run(
@@ -38,7 +39,7 @@ def run(
     config = config_of(words or [])
     folder = out or Path("runs") / config.run_name
     summary = _one(config, folder, resume, quiet or as_json, like)
-    finish([folder], folder, as_json, summary)
+    finish([folder], folder, as_json, summary, explained=not quiet)
 
 
 def compare(
@@ -63,7 +64,7 @@ def compare(
         folders.append(folder / arm.run_name)
         going_on = resume and (folders[-1] / "config.toml").exists()
         summaries.append(_one(arm, folders[-1], going_on, quiet or as_json))
-    finish(folders, folder, as_json, summaries)
+    finish(folders, folder, as_json, summaries, explained=not quiet)
 
 
 def report(
@@ -116,17 +117,24 @@ def _one(config: Config, folder: Path, resume: bool, quiet: bool, like: Path | N
     return summary.model_dump()
 
 
-def finish(runs: list[Path], folder: Path, as_json: bool, result: Any) -> None:
-    """Write the report, and say how the runs ended."""
-    from foreseed.report import console_table, write_report
+def finish(runs: list[Path], folder: Path, as_json: bool, result: Any, explained: bool = False) -> None:
+    """Write the report, and say how the runs ended; `explained`, also what that means and what to try next."""
+    from foreseed.report import closing, console_table, summary_table, write_report
 
     page = write_report(runs, folder)
     if as_json:
-        print(json.dumps({"report": str(page), "result": result}))
+        arms = [asdict(row) for row in summary_table(runs)]
+        print(json.dumps({"report": str(page), "result": result, "arms": arms}))
         return
-    console = Console()
+    console = Console(markup=False, highlight=False)
     console.print(console_table(runs))
-    console.print(f"report: {page}", soft_wrap=True, markup=False)
+    if explained:
+        last = closing(runs, folder)
+        console.print("", *last.sentences, "", "Try next:", sep="\n")
+        for step in last.steps:
+            console.print(f"  {step.command}\n      {step.why}", soft_wrap=True)
+        console.print()
+    console.print(f"report: {page}", soft_wrap=True)
 
 
 def file_and_overrides(words: list[str]) -> tuple[Path | None, list[str]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import fsum, sqrt
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreseed.runs import Run, Summary
+from foreseed.runs.records import Record
 
 Array = npt.NDArray[np.float64]
 
@@ -70,14 +72,15 @@ class Arm:
     def pruned(self) -> bool:
         return self.first.n_live < self.first.n_total
 
-    def maybe(self, value: Callable[[Summary], float | None]) -> Stat | None:
-        """Mean and spread over the runs that have a number; None if none has it."""
-        there = [number for run in self.runs if (number := value(run.summary)) is not None]
-        return Stat.of(there) if there else None
-
-    def stat(self, value: Callable[[Summary], float]) -> Stat:
-        """Mean and spread of a number that every run has."""
-        return Stat.of(value(run.summary) for run in self.runs)
+    @cached_property
+    def numbers(self) -> dict[str, Stat]:
+        """Every number of the summaries by its dotted path, such as `total.flops`, over the runs that have it."""
+        found: dict[str, list[float]] = {}
+        for run in self.runs:
+            for path, value in flat(run.summary, Record):
+                if isinstance(value, int | float) and not isinstance(value, bool) and path != "seed":
+                    found.setdefault(path, []).append(value)
+        return {path: Stat.of(values) for path, values in found.items()}
 
     def curve(self, quantity: Quantity) -> Curve | None:
         """A quantity at the rounds that every seed evaluated; None if there is no such round."""
@@ -132,7 +135,7 @@ def base_name(summary: Summary) -> str:
 
 def settings(run: Run) -> dict[str, Any]:
     """A run's settings by their dotted keys, without those that leave an arm what it is."""
-    return {key: value for key, value in _flat(run.config) if key not in _NOT_A_SETTING}
+    return {key: value for key, value in flat(run.config) if key not in _NOT_A_SETTING}
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -146,12 +149,13 @@ def _kind(run: Run) -> tuple[str, str, dict[str, Any]]:
     return base_name(run.summary), run.summary.engine, settings(run)
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+def flat(table: Iterable[Any], kind: type[Iterable[Any]] = dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a table, and of all tables of its kind inside it, by their dotted keys."""
+    for key, value in dict(table).items():
+        if isinstance(value, kind):
+            yield from flat(value, kind, f"{prefix}{key}.")
         else:
-            yield prefix + key, value
+            yield f"{prefix}{key}", value
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

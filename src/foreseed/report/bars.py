@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
@@ -15,7 +15,6 @@ from foreseed.report.arms import Arm, Stat
 from foreseed.report.canvas import Drawing, publish, sheet, short, table_text
 from foreseed.report.colours import LIGHT, method_colour
 from foreseed.report.words import amount, listed, percent
-from foreseed.runs import Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
 _Bar = tuple[str, str, Stat | None]
 """Name, colour and length; a length of None was not measured."""
 
-MEMORY: dict[str, Callable[[Summary], float | None]] = {
-    "planned": lambda s: s.memory.planned_bytes,
-    "observed by the engine": lambda s: s.memory.observed_bytes,
-    "whole process": lambda s: s.memory.process_peak_bytes,
+MEMORY = {
+    "planned": "memory.planned_bytes",
+    "observed by the engine": "memory.observed_bytes",
+    "whole process": "memory.process_peak_bytes",
 }
 
 _NUMBERED_DEVICES = 40
@@ -35,7 +34,7 @@ _NUMBERED_DEVICES = 40
 
 def memory(arms: Sequence[Arm], folder: Path) -> Drawing:
     """Peak memory of a device: what the plan says, what the engine saw, what the process took."""
-    found = {kind: [arm.maybe(get) for arm in arms] for kind, get in MEMORY.items()}
+    found = {kind: [arm.numbers.get(path) for arm in arms] for kind, path in MEMORY.items()}
     measured = {kind: stats for kind, stats in found.items() if any(stats)}
     if len(arms) == 1:
         # One arm's three figures share a scale, as there is nothing else to compare them with.

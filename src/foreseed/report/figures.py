@@ -30,7 +30,7 @@ def partitions(arms: Sequence[Arm], folder: Path) -> list[Drawing]:
     ways: dict[tuple[object, ...], list[tuple[Arm, Run]]] = {}
     for arm in arms:
         for run in arm.runs:
-            ways.setdefault((run.summary.data, run.summary.partition.sizes), []).append((arm, run))
+            ways.setdefault((run.summary.data, run.summary.partition), []).append((arm, run))
     found = []
     for i, users in enumerate(ways.values(), 1):
         name = "partition" if i == 1 else f"partition-{i}"

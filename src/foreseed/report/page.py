@@ -11,14 +11,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import foreseed
-from foreseed.report.arms import Arm, Stat, differing, group, settings
+from foreseed.report.arms import Arm, Stat, differing, flat, group, settings
 from foreseed.report.canvas import Drawing
 from foreseed.report.colours import method_variable, variables
 from foreseed.report.figures import draw_figures
 from foreseed.report.inline import inline_svg
 from foreseed.report.read import ReportError, read_runs
-from foreseed.report.table import PARTS, SummaryRow, summary_row
-from foreseed.report.words import NONE, amount, duration, listed, percent
+from foreseed.report.table import SummaryRow, parts, shown, summary_row
+from foreseed.report.words import NONE, listed, percent
 from foreseed.runs.folder import damaged
 
 ENGINES = {
@@ -61,7 +61,7 @@ def _render(arms: Sequence[Arm], drawings: Sequence[Drawing]) -> str:
         title=_title(rows),
         lede=_lede(arms),
         cards=[_card(row) for row in rows],
-        parts=_parts(rows),
+        parts=parts(rows),
         engines={row.engine: ENGINES.get(row.engine, "") for row in rows},
         seeds=max(len(row.seeds) for row in rows),
         several=len(rows) > 1,
@@ -96,30 +96,21 @@ def _lede(arms: Sequence[Arm]) -> str:
 
 
 def _card(row: SummaryRow) -> dict[str, str]:
-    whole = row.n_live.mean == row.n_total.mean
+    accuracy, whole = row.numbers["final_accuracy"], row.numbers["n_live"].mean == row.numbers["n_total"].mean
     return {
         "arm": row.arm,
         "variable": method_variable(row.method),
-        "accuracy": f"{100 * row.final_accuracy.mean:.1f}",
-        "spread": f"± {100 * row.final_accuracy.std:.1f} %" if row.final_accuracy.std is not None else "%",
+        "accuracy": f"{100 * accuracy.mean:.1f}",
+        "spread": f"± {100 * accuracy.std:.1f} %" if accuracy.std is not None else "%",
         "method": row.method,
         "engine": row.engine,
-        "weights": "dense" if whole else f"{percent(Stat(row.density.mean, None))} of the weights",
+        "weights": "dense" if whole else f"{percent(Stat(row.numbers['density'].mean, None))} of the weights",
         "seeds": _seeds(row.seeds),
     }
 
 
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {listed([str(seed) for seed in seeds])}"
-
-
-def _parts(rows: Sequence[SummaryRow]) -> list[tuple[str, list[tuple[str, Any]]]]:
-    parts = []
-    for title, lines in PARTS.items():
-        shown = [(line.label, cells) for line in lines if (cells := line.cells(rows)) is not None]
-        if shown:
-            parts.append((title, shown))
-    return parts
 
 
 def _figure(drawing: Drawing) -> dict[str, Any]:
@@ -141,24 +132,20 @@ def _figure(drawing: Drawing) -> dict[str, Any]:
 
 def _pruning(arms: Sequence[Arm]) -> list[dict[str, str]]:
     """What finding each arm's mask cost, as words."""
-    costs = []
-    for arm in arms:
-        found = [run.summary.pruning for run in arm.runs if run.summary.pruning is not None]
-        if not found:
-            continue
-        costs.append(
-            {
-                "arm": arm.label,
-                "variable": method_variable(arm.first.method),
-                "pruner": found[0].pruner,
-                "time": duration(Stat.of(p.seconds for p in found)),
-                "flops": _or_nothing(amount(Stat.of(p.device_flops for p in found), "FLOP")),
-                "up": _or_nothing(amount(Stat.of(p.device_bytes_up for p in found), "B")),
-                "down": _or_nothing(amount(Stat.of(p.device_bytes_down for p in found), "B")),
-                "bp_free": "none" if all(p.bp_free for p in found) else "needed",
-            }
-        )
-    return costs
+    return [
+        {
+            "arm": arm.label,
+            "variable": method_variable(arm.first.method),
+            "pruner": arm.first.pruning.pruner,
+            "time": shown("pruning.seconds", arm.numbers),
+            "flops": _or_nothing(shown("pruning.device_flops", arm.numbers)),
+            "up": _or_nothing(shown("pruning.device_bytes_up", arm.numbers)),
+            "down": _or_nothing(shown("pruning.device_bytes_down", arm.numbers)),
+            "bp_free": "none" if arm.first.pruning.bp_free else "needed",
+        }
+        for arm in arms
+        if arm.first.pruning is not None
+    ]
 
 
 def _or_nothing(text: str) -> str:
@@ -183,12 +170,13 @@ def _environments(arms: Sequence[Arm]) -> list[tuple[str, list[tuple[str, str]]]
             names = found.setdefault(json.dumps(run.environment), [])
             if arm.label not in names:
                 names.append(arm.label)
-    return [(listed(names), list(_flat(json.loads(text)))) for text, names in found.items()]
+    return [
+        (listed(names), [(key, _worded(value)) for key, value in flat(json.loads(text))])
+        for text, names in found.items()
+    ]
 
 
-def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    if isinstance(value, dict):
-        return [row for key, inner in value.items() for row in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
+def _worded(value: Any) -> str:
     if isinstance(value, list):
-        return [(prefix, ", ".join(str(item) for item in value))]
-    return [(prefix, NONE if value is None else str(value))]
+        return ", ".join(str(item) for item in value)
+    return NONE if value is None else str(value)

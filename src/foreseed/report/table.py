@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """An arm's results; each number is a mean over its seeds, with the standard deviation if there are several.
+    """An arm's results: every number of its summaries by its dotted path, such as `total.flops`.
 
-    Accuracies and densities are fractions; costs are of all devices over the whole run; memory is of one device.
+    A number is a mean over the seeds that have it, with the standard deviation if there are several. Accuracies and
+    densities are fractions; `total` is of all devices over the whole run; memory is of one device.
     """
 
     arm: str
@@ -29,32 +30,7 @@ class SummaryRow:
     model: str
     data: str
     seeds: tuple[int, ...]
-    rounds: Stat
-    n_live: Stat
-    n_total: Stat
-    density: Stat
-    macs: Stat
-    dense_macs: Stat
-    final_accuracy: Stat
-    max_accuracy: Stat
-    last_mean_accuracy: Stat
-    final_ema_accuracy: Stat | None
-    flops: Stat
-    dense_flops: Stat
-    forward_passes: Stat
-    bytes_up: Stat
-    bytes_down: Stat
-    device_round_flops: Stat
-    device_round_bytes_up: Stat
-    device_round_bytes_down: Stat
-    planned_bytes: Stat
-    observed_bytes: Stat | None
-    process_peak_bytes: Stat | None
-    seconds: Stat
-    wire_up_bytes: Stat | None
-    wire_down_bytes: Stat | None
-    device_peak_bytes: Stat | None
-    round_overhead_seconds: Stat | None
+    numbers: dict[str, Stat]
 
 
 def summary_table(runs: Sequence[str | os.PathLike[str]]) -> list[SummaryRow]:
@@ -64,40 +40,32 @@ def summary_table(runs: Sequence[str | os.PathLike[str]]) -> list[SummaryRow]:
 
 def summary_row(arm: Arm) -> SummaryRow:
     """The row of one arm."""
-    return SummaryRow(
-        arm=arm.label,
-        method=arm.first.method,
-        engine=arm.first.engine,
-        model=arm.first.model,
-        data=arm.first.data,
-        seeds=arm.seeds,
-        rounds=arm.stat(lambda s: s.rounds),
-        n_live=arm.stat(lambda s: s.n_live),
-        n_total=arm.stat(lambda s: s.n_total),
-        density=arm.stat(lambda s: s.density),
-        macs=arm.stat(lambda s: s.macs),
-        dense_macs=arm.stat(lambda s: s.dense_macs),
-        final_accuracy=arm.stat(lambda s: s.final_accuracy),
-        max_accuracy=arm.stat(lambda s: s.max_accuracy),
-        last_mean_accuracy=arm.stat(lambda s: s.last_mean_accuracy),
-        final_ema_accuracy=arm.maybe(lambda s: s.final_ema_accuracy),
-        flops=arm.stat(lambda s: s.total.flops),
-        dense_flops=arm.stat(lambda s: s.total.dense_flops),
-        forward_passes=arm.stat(lambda s: s.total.forward_passes),
-        bytes_up=arm.stat(lambda s: s.total.bytes_up),
-        bytes_down=arm.stat(lambda s: s.total.bytes_down),
-        device_round_flops=arm.stat(lambda s: s.per_device_round.flops),
-        device_round_bytes_up=arm.stat(lambda s: s.per_device_round.bytes_up),
-        device_round_bytes_down=arm.stat(lambda s: s.per_device_round.bytes_down),
-        planned_bytes=arm.stat(lambda s: s.memory.planned_bytes),
-        observed_bytes=arm.maybe(lambda s: s.memory.observed_bytes),
-        process_peak_bytes=arm.maybe(lambda s: s.memory.process_peak_bytes),
-        seconds=arm.stat(lambda s: s.total.seconds),
-        wire_up_bytes=arm.maybe(lambda s: None if s.fleet is None else s.fleet.wire_up_bytes),
-        wire_down_bytes=arm.maybe(lambda s: None if s.fleet is None else s.fleet.wire_down_bytes),
-        device_peak_bytes=arm.maybe(lambda s: None if s.fleet is None else 1e6 * s.fleet.device_peak_mb),
-        round_overhead_seconds=arm.maybe(lambda s: None if s.fleet is None else s.fleet.round_overhead_ms / 1000),
-    )
+    first = arm.first
+    return SummaryRow(arm.label, first.method, first.engine, first.model, first.data, arm.seeds, arm.numbers)
+
+
+_UNITS: dict[str, Callable[[Stat | None], str]] = {
+    "accuracy": percent,
+    "density": percent,
+    "flops": lambda stat: amount(stat, "FLOP"),
+    "bytes": lambda stat: amount(stat, "B"),
+    "mb": lambda stat: amount(_times(stat, 1e6), "B"),
+    "seconds": duration,
+    "ms": lambda stat: duration(_times(stat, 1e-3)),
+    "n": count,
+    "rounds": count,
+}
+"""How a number is written, by a word of its name."""
+
+
+def shown(path: str, numbers: Mapping[str, Stat]) -> str:
+    """The number at a path in words, by the unit that its name tells; a dash where there is none."""
+    words = path.rpartition(".")[2].split("_")
+    return next((write for word, write in _UNITS.items() if word in words), amount)(numbers.get(path))
+
+
+def _times(stat: Stat | None, factor: float) -> Stat | None:
+    return None if stat is None else Stat(stat.mean * factor, None if stat.std is None else stat.std * factor)
 
 
 def console_table(runs: Sequence[str | os.PathLike[str]]) -> Table:
@@ -113,27 +81,25 @@ def console_table(runs: Sequence[str | os.PathLike[str]]) -> Table:
     table.add_column("arm\nengine, density", overflow="fold")
     for header in ("last round\nmean of last 5", "FLOPs\ndense", "bytes up\nbytes down", "memory", "time"):
         table.add_column(header, justify="right", no_wrap=True)
-    best = max(row.final_accuracy.mean for row in rows) if len(rows) > 1 else None
+    best = max(row.numbers["final_accuracy"].mean for row in rows) if len(rows) > 1 else None
     for row in rows:
+        # A terminal has room for the spread of the accuracies only.
+        means = {path: Stat(stat.mean, None) for path, stat in row.numbers.items()}
         name = Text(row.arm, style=f"bold {method_colour(row.method)}")
-        accuracy = Text(percent(row.final_accuracy), style="bold" if row.final_accuracy.mean == best else "")
-        accuracy.append(f"\n{percent(row.last_mean_accuracy)}", style="not bold")
-        if row.final_ema_accuracy is not None:
-            accuracy.append(f"\nEMA {percent(row.final_ema_accuracy)}", style="not bold")
+        is_best = row.numbers["final_accuracy"].mean == best
+        accuracy = Text(shown("final_accuracy", row.numbers), style="bold" if is_best else "")
+        accuracy.append(f"\n{shown('last_mean_accuracy', row.numbers)}", style="not bold")
+        if "final_ema_accuracy" in row.numbers:
+            accuracy.append(f"\nEMA {shown('final_ema_accuracy', row.numbers)}", style="not bold")
         table.add_row(
-            name.append(f"\n{row.engine}, {percent(_mean(row.density))}", style="not bold dim default"),
+            name.append(f"\n{row.engine}, {shown('density', means)}", style="not bold dim default"),
             accuracy,
-            f"{amount(_mean(row.flops))}\n{amount(_mean(row.dense_flops))}",
-            f"{_bytes(_mean(row.bytes_up))}\n{_bytes(_mean(row.bytes_down))}",
-            _bytes(_mean(row.planned_bytes)),
-            duration(_mean(row.seconds)),
+            f"{amount(means['total.flops'])}\n{amount(means['total.dense_flops'])}",
+            f"{shown('total.bytes_up', means)}\n{shown('total.bytes_down', means)}",
+            shown("memory.planned_bytes", means),
+            shown("total.seconds", means),
         )
     return table
-
-
-def _mean(stat: Stat) -> Stat:
-    """A terminal has room for the spread of the accuracies only."""
-    return Stat(stat.mean, None)
 
 
 @dataclass(frozen=True)
@@ -147,92 +113,84 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """One quantity in words, for every arm: a line of the page's table."""
+    """The number at a path, for every arm: a line of the page's table."""
 
     label: str
-    value: Callable[[SummaryRow], Stat | None]
-    show: Callable[[Stat | None], str]
+    path: str
     better: Literal["higher", "lower", ""] = ""
-    dense: Callable[[SummaryRow], Stat] | None = None
-    optional: bool = False
+    dense: str = ""
+    """The path of the same number had nothing been pruned."""
 
-    def cells(self, rows: Sequence[SummaryRow]) -> list[Cell] | None:
-        """The cells of all arms; None for an optional line that no arm has a number for."""
-        values = [self.value(row) for row in rows]
-        means = [v.mean for v in values if v is not None]
-        if self.optional and not means:
-            return None
-        marked = bool(self.better) and len(means) > 1 and min(means) < max(means)
-        best = (max if self.better == "higher" else min)(means, default=0.0)
+    def cells(self, rows: Sequence[SummaryRow]) -> list[Cell]:
+        """The cells of all arms; none if no arm has the number."""
+        means = [row.numbers[self.path].mean if self.path in row.numbers else None for row in rows]
+        there = [mean for mean in means if mean is not None]
+        marked = bool(self.better) and len(there) > 1 and min(there) < max(there)
+        best = (max if self.better == "higher" else min)(there, default=None)
         return [
             Cell(
-                self.show(v),
-                self.show(self.dense(row)) if self.dense else "",
-                marked and v is not None and v.mean == best,
+                shown(self.path, row.numbers),
+                shown(self.dense, row.numbers) if self.dense else "",
+                marked and mean == best,
             )
-            for row, v in zip(rows, values, strict=True)
+            for row, mean in zip(rows, means, strict=True)
+            if there
         ]
 
 
-@dataclass(frozen=True)
-class WordLine:
-    """A line of words instead of numbers."""
-
-    label: str
-    word: Callable[[SummaryRow], str]
-
-    def cells(self, rows: Sequence[SummaryRow]) -> list[Cell]:
-        """The words of all arms."""
-        return [Cell(self.word(row)) for row in rows]
-
-
-def _flop(stat: Stat | None) -> str:
-    return amount(stat, "FLOP")
-
-
-def _bytes(stat: Stat | None) -> str:
-    return amount(stat, "B")
-
-
-PARTS: dict[str, tuple[Line | WordLine, ...]] = {
+_PARTS: dict[str, tuple[Line, ...]] = {
     "Test accuracy": (
-        Line("after the last round", lambda r: r.final_accuracy, percent, "higher"),
-        Line("mean of the last 5 evaluations", lambda r: r.last_mean_accuracy, percent, "higher"),
-        Line("highest of all evaluations", lambda r: r.max_accuracy, percent, "higher"),
-        Line("of the averaged weights (EMA)", lambda r: r.final_ema_accuracy, percent, "higher", optional=True),
+        Line("after the last round", "final_accuracy", "higher"),
+        Line("mean of the last 5 evaluations", "last_mean_accuracy", "higher"),
+        Line("highest of all evaluations", "max_accuracy", "higher"),
+        Line("of the averaged weights (EMA)", "final_ema_accuracy", "higher"),
     ),
     "Method and model": (
-        WordLine("method", lambda r: r.method),
-        WordLine("engine", lambda r: r.engine),
-        Line("density", lambda r: r.density, percent),
-        Line("trainable numbers", lambda r: r.n_live, count, dense=lambda r: r.n_total),
-        Line("multiply-adds of a forward pass", lambda r: r.macs, amount, "lower", lambda r: r.dense_macs),
+        Line("density", "density"),
+        Line("trainable numbers", "n_live", dense="n_total"),
+        Line("multiply-adds of a forward pass", "macs", "lower", "dense_macs"),
     ),
     "All devices, whole run": (
-        Line("rounds", lambda r: r.rounds, count),
-        Line("FLOPs", lambda r: r.flops, _flop, "lower", lambda r: r.dense_flops),
-        Line("forward passes of an image", lambda r: r.forward_passes, amount, "lower"),
-        Line("bytes up", lambda r: r.bytes_up, _bytes, "lower"),
-        Line("bytes down", lambda r: r.bytes_down, _bytes, "lower"),
-        Line("time of the rounds", lambda r: r.seconds, duration),
+        Line("rounds", "rounds"),
+        Line("FLOPs", "total.flops", "lower", "total.dense_flops"),
+        Line("forward passes of an image", "total.forward_passes", "lower"),
+        Line("bytes up", "total.bytes_up", "lower"),
+        Line("bytes down", "total.bytes_down", "lower"),
+        Line("time of the rounds", "total.seconds"),
     ),
     "One device, one round": (
-        Line("FLOPs", lambda r: r.device_round_flops, _flop, "lower"),
-        Line("bytes up", lambda r: r.device_round_bytes_up, _bytes, "lower"),
-        Line("bytes down", lambda r: r.device_round_bytes_down, _bytes, "lower"),
+        Line("FLOPs", "per_device_round.flops", "lower", "per_device_round.dense_flops"),
+        Line("forward passes of an image", "per_device_round.forward_passes", "lower"),
+        Line("bytes up", "per_device_round.bytes_up", "lower"),
+        Line("bytes down", "per_device_round.bytes_down", "lower"),
     ),
     "Peak memory of a device": (
-        Line("planned", lambda r: r.planned_bytes, _bytes, "lower"),
-        Line("observed by the engine", lambda r: r.observed_bytes, _bytes, "lower"),
-        Line("whole process, without a network", lambda r: r.process_peak_bytes, _bytes, "lower"),
+        Line("planned", "memory.planned_bytes", "lower"),
+        Line("observed by the engine", "memory.observed_bytes", "lower"),
+        Line("whole process, without a network", "memory.process_peak_bytes", "lower"),
     ),
     "Real devices": (
-        Line(
-            "bytes up on the wire, framing and TLS included", lambda r: r.wire_up_bytes, _bytes, "lower", optional=True
-        ),
-        Line("bytes down on the wire", lambda r: r.wire_down_bytes, _bytes, "lower", optional=True),
-        Line("largest device process", lambda r: r.device_peak_bytes, _bytes, "lower", optional=True),
-        Line("a round beyond its computing", lambda r: r.round_overhead_seconds, duration, "lower", optional=True),
+        Line("bytes up on the wire, framing and TLS included", "fleet.wire_up_bytes", "lower"),
+        Line("bytes down on the wire", "fleet.wire_down_bytes", "lower"),
+        Line("largest device process", "fleet.device_peak_mb", "lower"),
+        Line("a round beyond its computing", "fleet.round_overhead_ms", "lower"),
     ),
 }
-"""The page's table, part by part."""
+"""The page's table, part by part, in words."""
+
+_ELSEWHERE = ("pruning.", "partition.", "memory.batch", "fleet.devices", "fleet.payload")
+"""Numbers that the page tells in other places, or that repeat others."""
+
+
+def parts(rows: Sequence[SummaryRow]) -> list[tuple[str, list[tuple[str, list[Cell]]]]]:
+    """The page's table: the lines that arms have numbers for, and last the numbers that no words were found for yet."""
+    told = {path for lines in _PARTS.values() for line in lines for path in (line.path, line.dense)}
+    paths = dict.fromkeys(path for row in rows for path in row.numbers)
+    others = (Line(path, path) for path in paths if path not in told and not path.startswith(_ELSEWHERE))
+    words = [(key, [Cell(getattr(row, key)) for row in rows]) for key in ("method", "engine")]
+    table = {
+        title: [(line.label, cells) for line in lines if (cells := line.cells(rows))]
+        for title, lines in (*_PARTS.items(), ("Other numbers", others))
+    }
+    table["Method and model"][:0] = words
+    return [(title, lines) for title, lines in table.items() if lines]

@@ -16,7 +16,8 @@ Accuracy = Annotated[float, Field(ge=0, le=1)]
 class Record(BaseModel):
     """Read and written as JSON; keys that a later version may add are passed over, so that old reports read on."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # A loss that is no number any more stays one that can be told from a loss that was not measured.
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants")
 
 
 class Row(Record):
