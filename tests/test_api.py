@@ -46,7 +46,7 @@ def test_rows_are_arrays_by_name(result: fs.Result) -> None:
     assert [len(taken) for taken in result["participants"]] == [2, 2, 2, 2]
     assert "accuracy" in result.keys()  # noqa: SIM118
     assert "ema_loss" not in list(result)
-    with pytest.raises(KeyError, match="acuracy.*train_loss"):
+    with pytest.raises(KeyError, match=r"acuracy.*train_loss"):
         result["acuracy"]
 
 
