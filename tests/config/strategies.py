@@ -5,15 +5,18 @@ from typing import Literal, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import strategies as st
 
-from foreseed.config import Config
+from foreseed.config import Config, methods
 from foreseed.config.errors import fields
 
 _PRINTABLE = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" "), max_size=20)
 _TEXTS = {
-    "method": st.sampled_from(["ntk-baffle", "baffle", "fedavg", "ntk-fedavg"]),
+    "method": st.sampled_from(list(methods())),
     "name": st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})?", fullmatch=True),
     "data.set": st.sampled_from(["digits", "cifar10"]) | _PRINTABLE.map(lambda text: f"./{text}"),
     "data.root": _PRINTABLE,
+    "track.to": st.lists(st.sampled_from(["tensorboard", "mlflow", "wandb", "a.b:make"])).map(", ".join),
+    "track.folder": _PRINTABLE,
+    "track.project": _PRINTABLE.map(lambda text: f"p{text}"),
     "model.name": st.sampled_from(["lenet5", "resnet20"]) | _PRINTABLE.map(lambda text: f"{text}:make"),
 }
 
@@ -51,6 +54,8 @@ def _fitting(settings):
 
 
 SETTINGS = {
-    key: _values(key, field) for key, field in fields(Config) if key not in ("data", "model", "prune", "train", "fleet")
+    key: _values(key, field)
+    for key, field in fields(Config)
+    if key not in ("data", "model", "prune", "train", "fleet", "track")
 }
 configs = st.fixed_dictionaries({}, optional=SETTINGS).map(_fitting).map(Config().with_)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from foreseed.config import Config, ConfigError, load
+from foreseed.config import Config, ConfigError, arms, load
 from foreseed.engine import Program
 
 # Heavy rooms (torch, matplotlib) are imported by the commands that need them: `--help` stays quick.
@@ -19,6 +19,9 @@ from foreseed.engine import Program
 Words = Annotated[list[str] | None, typer.Argument(help="An experiment file (.toml), then key=value overrides.")]
 Out = Annotated[Path | None, typer.Option(help="The run folder; runs/NAME if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
+Track = Annotated[
+    str, typer.Option(metavar="NAME[,NAME]", help="Tell trackers too: tensorboard, mlflow, wandb (as track.to=NAME).")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no words on the result.")]
 
 
@@ -29,6 +32,7 @@ def run(
     like: Annotated[
         Path | None, typer.Option(help="A served run's folder: ask the devices that answered there, round by round.")
     ] = None,
+    track: Track = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -36,7 +40,7 @@ def run(
 
     Example: foreseed run experiments/demo.toml train.k=100 --out runs/k100
     """
-    config = config_of(words or [])
+    config = config_of(tracked(words, track))
     folder = out or Path("runs") / config.run_name
     summary = _one(config, folder, resume, quiet or as_json, like)
     finish([folder], folder, as_json, summary, explained=not quiet)
@@ -50,6 +54,7 @@ def compare(
     seeds: Annotated[str, typer.Option(help="Seeds to repeat every arm with, such as 0,1,2.")] = "",
     out: Out = None,
     resume: Annotated[bool, typer.Option(help="Go on with a comparison that was stopped or killed.")] = False,
+    track: Track = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -57,10 +62,10 @@ def compare(
 
     Example: foreseed compare --methods ntk-baffle,baffle,fedavg experiments/demo.toml --seeds 0,1,2
     """
-    arms = _arms(words or [], methods, seeds)
-    folder = out or Path("runs") / "-vs-".join(dict.fromkeys(arm.method for arm in arms))
+    runs = _arms(tracked(words, track), methods, seeds)
+    folder = out or Path("runs") / "-vs-".join(dict.fromkeys(arm.method for arm in runs))
     summaries, folders = [], []
-    for arm in arms:
+    for arm in runs:
         folders.append(folder / arm.run_name)
         going_on = resume and (folders[-1] / "config.toml").exists()
         summaries.append(_one(arm, folders[-1], going_on, quiet or as_json))
@@ -145,6 +150,11 @@ def file_and_overrides(words: list[str]) -> tuple[Path | None, list[str]]:
     return files[0] if files else None, overrides
 
 
+def tracked(words: list[str] | None, track: str) -> list[str]:
+    """A command line's words with its --track, which is an override like any other."""
+    return [*(words or []), *([f"track.to={track}"] if track else [])]
+
+
 def config_of(words: list[str]) -> Config:
     """The one experiment that a command line gives."""
     return load(*file_and_overrides(words))
@@ -161,21 +171,16 @@ def _arms(words: list[str], methods: str, seeds: str) -> list[Config]:
         raise ConfigError("--methods takes one experiment file that all arms share; or give a file for each arm")
     if methods:
         base = load(files[0] if files else None, overrides)
-        arms = [base.with_({"method": method.strip(), "name": ""}) for method in methods.split(",")]
+        configs = [base.with_({"method": method.strip(), "name": ""}) for method in methods.split(",")]
     else:
-        arms = [load(file, overrides) for file in files]
-    names = [arm.run_name for arm in arms]
-    if len(arms) < 2 and not seeds:
+        configs = [load(file, overrides) for file in files]
+    if len(configs) < 2 and not seeds:
         raise ConfigError("one arm compares with nothing; give several files, or --methods a,b, or --seeds 0,1,2")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"arms share a name ({', '.join(names)}); set name = ... in their files")
-    if not seeds:
-        return arms
     try:
-        numbers = [int(seed) for seed in seeds.split(",")]
+        numbers = [int(seed) for seed in seeds.split(",")] if seeds else []
     except ValueError:
         raise ConfigError(f"--seeds {seeds}: expected whole numbers, such as 0,1,2") from None
-    return [arm.with_({"seed": seed, "name": f"{arm.run_name}-s{seed}"}) for arm in arms for seed in numbers]
+    return arms(configs, numbers)
 
 
 def _work(program: Program) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from foreseed.cli.experiment import Json, Out, Quiet, Words, config_of, file_and_overrides, finish
+from foreseed.cli.experiment import Json, Out, Quiet, Track, Words, config_of, file_and_overrides, finish, tracked
 
 _EMBEDDED = "embedded"
 
@@ -28,6 +28,7 @@ def serve(
     insecure: Annotated[bool, typer.Option(help="Allow plain text to a broker on another machine.")] = False,
     out: Out = None,
     resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped or killed.")] = False,
+    track: Track = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -41,7 +42,7 @@ def serve(
     from foreseed.fleet.experiment import run_served
     from foreseed.transport.link import broker as broker_at
 
-    config = config_of(words or [])
+    config = config_of(tracked(words, track))
     check(config)
     folder = out or Path("runs") / config.run_name
     console = Console(stderr=True, markup=False)  # with markup, [fe80::1] would vanish

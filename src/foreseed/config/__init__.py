@@ -1,5 +1,6 @@
 """An experiment as one typed file: every key checked, every mistake named."""
 
+from foreseed.config.comparison import arms as arms
 from foreseed.config.errors import ConfigError as ConfigError
 from foreseed.config.fingerprint import differences as differences
 from foreseed.config.fingerprint import fingerprint as fingerprint
@@ -14,3 +15,4 @@ from foreseed.config.schema import Table as Table
 from foreseed.config.schema import Train as Train
 from foreseed.config.schema import enter as enter
 from foreseed.config.schema import withdraw as withdraw
+from foreseed.config.trackers import trackers as trackers

@@ -11,7 +11,9 @@ from foreseed.config.errors import fields
 from foreseed.config.schema import Config
 
 _NO_EFFECT = {"workers", "name"}
-"""Keys that change no bit of a run; nor do those of [fleet], which a served run may change when it is resumed."""
+"""Keys that change no bit of a run."""
+_TABLES_OF_NO_EFFECT = {"fleet", "track"}
+"""Nor do the keys of these, which a run may change when it is resumed."""
 
 
 def fingerprint(config: Config) -> str:
@@ -31,6 +33,6 @@ def _content(config: Config) -> dict[str, str]:
     for key, _ in fields(Config):
         table, _, name = key.rpartition(".")
         value = getattr(getattr(config, table) if table else config, name)
-        if key not in _NO_EFFECT and table != "fleet" and not isinstance(value, BaseModel):
+        if key not in _NO_EFFECT and table not in _TABLES_OF_NO_EFFECT and not isinstance(value, BaseModel):
             content[key] = json.dumps(value)
     return content

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from foreseed.config import toml
 from foreseed.config.errors import ConfigError, did_you_mean, explain, rule
 from foreseed.config.methods import Method, entered, methods
+from foreseed.config.trackers import trackers
 
 # Rounds, devices and directions are 32-bit words of the random generator's counter.
 Count: TypeAlias = Annotated[int, Field(ge=1, le=2**32 - 1)]
@@ -266,6 +267,49 @@ class Fleet(Table):
     )
 
 
+def _listed(text: str) -> tuple[str, ...]:
+    """Names with commas between them, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+class Track(Table):
+    """The keys of [track]: who is told of every round, beside metrics.jsonl. They change no bit of a run."""
+
+    to: str = Field(
+        default="",
+        description="tensorboard, mlflow, wandb (several: with commas), or package.module:factory; each is an extra",
+    )
+    folder: str = Field(
+        default="",
+        description='where they write: one for several runs shows them side by side; "" = the run\'s own folder',
+    )
+    project: str = Field(
+        default="foreseed", description="under which they group runs: MLflow's experiment, W&B's project"
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The trackers asked for, each once."""
+        return _listed(self.to)
+
+    @field_validator("to")
+    @classmethod
+    def _known_trackers(cls, value: str) -> str:
+        for name in _listed(value):
+            if ":" not in name and name not in trackers():
+                known = list(trackers())
+                choices = f"one or several of {', '.join(known)}, package.module:factory"
+                raise rule(f"{choices}, not {name!r}{did_you_mean(name, known)}")
+        return value
+
+    @field_validator("project")
+    @classmethod
+    def _a_name(cls, value: str) -> str:
+        if not value.strip():
+            raise rule("a name")
+        return value
+
+
 class Config(Table):
     """An experiment, checked and complete; it cannot be changed, only copied with changes by `with_`."""
 
@@ -295,6 +339,7 @@ class Config(Table):
     )
     train: Train = Field(default=Train(), description="how a round learns")
     fleet: Fleet = Field(default=Fleet(), description="how a real fleet's rounds are held")
+    track: Track = Field(default=Track(), description="who else is told of every round")
 
     @property
     def is_bp(self) -> bool:

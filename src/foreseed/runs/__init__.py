@@ -11,3 +11,5 @@ from foreseed.runs.loop import prune_watch as prune_watch
 from foreseed.runs.loop import run as run
 from foreseed.runs.records import Row as Row
 from foreseed.runs.records import Summary as Summary
+from foreseed.runs.trackers import Tracker as Tracker
+from foreseed.runs.trackers import enter_tracker as enter_tracker

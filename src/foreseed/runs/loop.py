@@ -18,6 +18,7 @@ from foreseed.runs import checkpoint
 from foreseed.runs.folder import RunError, RunFolder, environment
 from foreseed.runs.records import Row, Summary
 from foreseed.runs.summary import summarise
+from foreseed.runs.trackers import Trackers
 
 _GROWN = 1.3
 """Times its minimum: a test loss that has grown so much, and goes on growing, is worth a word."""
@@ -57,7 +58,7 @@ def run(
 
     `prepare` is called once the folder is ours: pruning takes its time.
     """
-    place, here = RunFolder(folder), environment()
+    place, here, trackers = RunFolder(folder), environment(), Trackers(config)
     place.claim(config, resume)
     with place.locked():
         task, devices = prepare()
@@ -69,12 +70,15 @@ def run(
             state = method.init(task)
             done = checkpoint.restore(place.checkpoint, state) if place.checkpoint.exists() else 0
             rows = place.rows(done)
-            _train(task, devices, method, state, rows, place, watch)
+            trackers.start(folder, done)
+            _train(task, devices, method, state, rows, place, trackers, watch)
             state.program.save(folder / "model.fsp", state.values, state.stats)
             summary = summarise(task, devices, state, rows)
             place.finish(summary)
+            trackers.finish(summary)
             return summary
         finally:
+            trackers.finish(None)  # if the run did not come to its end
             devices.close()
 
 
@@ -85,6 +89,7 @@ def _train(
     state: State,
     rows: list[Row],
     place: RunFolder,
+    trackers: Trackers,
     watch: Watch | None,
 ) -> None:
     config = task.config
@@ -99,6 +104,7 @@ def _train(
                 raise RunError(f"{config.run_name}, round {len(rows) + 1}: {error}") from None
             rows.append(row)
             place.add(row, metrics)
+            trackers.log(row)  # before the checkpoint: a kill may double a row there, but leaves none out
             checkpoint.save(place.checkpoint, len(rows), state)
             if watch is not None:
                 accuracy = next((row.accuracy for row in reversed(rows) if row.accuracy is not None), None)
