@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 HOLDS = {
     "cli": "the foreseed command",
     "bench": "benchmarks that anyone can run again",
+    "api": "foreseed from Python: load, run, compare, read",
     "report": "figures and pages of finished runs",
     "fleet": "real devices: conductor, keys, broker, test-bed",
     "simulate": "simulated devices, the population that they hold",
