@@ -69,8 +69,9 @@ def test_a_test_bed_ends_with_the_weights_of_the_simulator(embedded: bool, bars:
     )
     assert 2 <= summary.fleet.devices <= 4
     assert notes.rounds == [1, 2, 3]
-    limited, connected = notes.said
+    limited, serving, connected = notes.said
     assert "64 MB of address space (RLIMIT_AS)" in limited
+    assert serving.startswith("serving ntk-baffle at mqtt")
     assert re.fullmatch(rf"{'mqtt' if embedded else 'mqtts'}://127\.0\.0\.1:\d+: connected", connected)
 
 

@@ -51,7 +51,6 @@ def serve(
     with _embedded(broker) as url:
         at = broker_at(url, **secrets, insecure=insecure)
         with DeviceTable(console, config, quiet or as_json) as table:
-            table.say(f"serving {config.run_name} at {at}")
             summary = run_served(
                 config, folder, at, table.say, resume=resume, watch=table.progress, look=table.devices
             )  # fmt: skip

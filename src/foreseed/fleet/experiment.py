@@ -28,6 +28,7 @@ def run_served(
 
     def task_and_devices() -> tuple[Task, FleetDevices]:
         made = task or _make(config, watch)
+        say(f"serving {config.run_name} at {broker}")
         return made, FleetDevices(made, folder, broker, say, look)
 
     return run(config, folder, task_and_devices, resume=resume, watch=watch)

@@ -167,7 +167,8 @@ class TensorBoard:
         shared = Path("tensorboard") / config.run_name if config.track.folder else Path("tensorboard")
         # TensorBoard forgets what an earlier part of this run has written of the rounds to come.
         purge = {"purge_step": done + 1} if done else {}
-        self._writer = SummaryWriter(str(_place(config, folder) / shared), **purge)
+        # A file is named by the second: a run resumed at once would write over its first part without the suffix.
+        self._writer = SummaryWriter(str(_place(config, folder) / shared), filename_suffix=f".{done}", **purge)
         self._write_text("config", config.to_toml(), done)
 
     def log(self, row: Row) -> None:
