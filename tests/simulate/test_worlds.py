@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from foreseed.config import load
 from tests.engine.vectors import PATH
-from tests.simulate.worlds import EXPERIMENTS, ROOT, is_quick, parts_of
+from tests.simulate.worlds import EXPERIMENTS, parts_of
 
 WORLDS = {world.pop("experiment"): world for world in json.loads(PATH.read_text())["worlds"]}
 
@@ -18,6 +17,4 @@ def test_every_shipped_experiment_has_its_world_in_the_vectors() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_the_world_of_an_experiment_is_made_here_as_everywhere(experiment: str) -> None:
-    parts = parts_of(experiment, all_masks=False)
-    assert parts == {name: WORLDS[experiment][name] for name in parts}
-    assert ("mask" in parts) == is_quick(load(ROOT / experiment))
+    assert parts_of(experiment) == WORLDS[experiment]

@@ -1,9 +1,9 @@
 """What the shipped experiments start from, by hashes: the section "worlds" of `docs/vectors.json`.
 
-`python -m tests.simulate.worlds` makes all of them again and says which differ (some ten minutes, most of it the
-pruning of large models); with `--write` it writes them. Data sets that must be downloaded are not needed: partitions
-are those of as many labels in turn. The demo's worlds have the values after three of their rounds as well, which any
-machine with fused multiply-adds must come to.
+`python -m tests.simulate.worlds` makes all of them again and says which differ; with `--write` it writes them. Data
+sets that must be downloaded are not needed: partitions are those of as many labels in turn. Models whose pruning takes
+minutes are named by their weights before it (`tests.prune.test_everywhere` prunes them in a few steps). The demo's
+worlds have the values after three of their rounds as well, which any machine with fused multiply-adds must come to.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from foreseed.config import Config, load
 from foreseed.methods import Task, ntk_baffle
@@ -46,13 +47,8 @@ def learn_a_little(task: Task, population: Population) -> str:
     return _hash(state.values)
 
 
-def is_quick(config: Config) -> bool:
-    """Whether the mask is found in seconds."""
-    return config.model.name == "lenet5"
-
-
-def parts_of(experiment: str, all_masks: bool) -> dict[str, str]:
-    """The hashes of an experiment's world; without the mask where that takes minutes, unless it is asked for."""
+def parts_of(experiment: str) -> dict[str, str]:
+    """The hashes of an experiment's world."""
     config = load(ROOT / experiment)
     if config.data.set == "digits":
         task, population = prepare(config)
@@ -60,27 +56,31 @@ def parts_of(experiment: str, all_masks: bool) -> dict[str, str]:
         return population.digests() | task.digests() | learnt
     classes = 100 if config.data.set == "cifar100" else 10
     partition = partition_of(config, np.arange(50_000) % classes)
-    parts = {"partition": _hash(*partition.indices)}
-    if config.prune.pruner != "ntk-ori" and (all_masks or is_quick(config)):
-        c = config.model
-        parts |= _mask_and_values(
-            c.name, classes, c.activation, c.norm, c.init, config.seed, config.effective_density,
-            config.prune.model_dump_json(),
-        )  # fmt: skip
-    return parts
+    return {"partition": _hash(*partition.indices)} | _mask_and_values(
+        *config.model.model_dump().values(),
+        classes,
+        config.seed,
+        config.effective_density,
+        config.prune.model_dump_json(),
+    )
 
 
 @cache
 def _mask_and_values(
-    name: str, classes: int, activation: str, norm: str, init: str, seed: int, density: float, prune: str
+    name: str, activation: str, norm: str, init: str, classes: int, seed: int, density: float, prune: str
 ) -> dict[str, str]:
-    p: dict[str, Any] = json.loads(prune)
     model = build(name, SHAPE, classes, activation=activation, norm=norm, init=init, seed=seed)
-    del p["density"]
-    scale = rescale if p.pop("rescale") else apply_mask
-    mask = foresight(model, density, input_shape=SHAPE, seed=seed, **p).mask
-    values = [q.detach().numpy() for q in scale(model, mask).parameters()]
-    return {"mask": digest(mask), "initial values": _hash(*values)}
+    if name != "lenet5" or density == 1:
+        return {"initial values": _weights(model)}
+    settings: dict[str, Any] = json.loads(prune)
+    del settings["density"]
+    scale = rescale if settings.pop("rescale") else apply_mask
+    mask = foresight(model, density, input_shape=SHAPE, seed=seed, **settings).mask
+    return {"mask": digest(mask), "initial values": _weights(scale(model, mask))}
+
+
+def _weights(model: nn.Module) -> str:
+    return _hash(*(p.detach().numpy() for p in model.parameters()))
 
 
 def _hash(*arrays: Any) -> str:
@@ -90,7 +90,7 @@ def _hash(*arrays: Any) -> str:
 def main() -> None:
     worlds = []
     for experiment in EXPERIMENTS:
-        worlds.append({"experiment": experiment, **parts_of(experiment, all_masks=True)})
+        worlds.append({"experiment": experiment, **parts_of(experiment)})
         print(json.dumps(worlds[-1]), flush=True)
     if "--write" in sys.argv:
         write(worlds)
