@@ -59,7 +59,7 @@ def test_the_defaults_are_the_documented_ones():
     assert config.train.model_dump() == {
         "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1, "difference": "forward",
         "local_steps": 1, "local_lr": 0.01, "optimiser": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 0.0,
-        "lr_decay": 0.998, "clip": 0.0, "robust": "none", "trim": 0.1, "ema": 0.0, "epochs": 1, "batch": 32,
+        "lr_decay": 0.995, "clip": 10.0, "robust": "none", "trim": 0.1, "ema": 0.0, "epochs": 1, "batch": 32,
     }  # fmt: skip
     assert config.fleet.model_dump() == {
         "sample": "present", "deadline": 60.0, "extra": 0, "min_replies": 1, "gather": 10.0, "rest_after": 3,
