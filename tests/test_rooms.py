@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pkgutil
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import foreseed
 
 ROOT = Path(__file__).parents[1]
 LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
@@ -44,3 +49,15 @@ def test_an_import_against_them_is_caught(tmp_path: Path, module: str, line: str
     done = lint(tmp_path, module, line)
     assert done.returncode == 1
     assert any(broken in heading for heading in done.stdout.splitlines() if " BROKEN" in heading), done.stdout
+
+
+def test_no_function_hides_a_module_of_its_name() -> None:
+    names = [info.name for info in pkgutil.walk_packages(foreseed.__path__, "foreseed.") if "__main__" not in info.name]
+    for name in names:
+        import_module(name)
+    hidden = []
+    for name in names:
+        package, _, own = name.rpartition(".")
+        if not isinstance(getattr(import_module(package), own), ModuleType):
+            hidden.append(name)
+    assert hidden == []

@@ -13,7 +13,7 @@ from foreseed.bench.cases import make_case
 from foreseed.bench.code_size import cortex_m_code_bytes
 from foreseed.bench.contenders import CONTENDERS, first_direction
 from foreseed.bench.engine import DisagreementError, bench_engine
-from foreseed.bench.measure import Way, parse_threads
+from foreseed.bench.measure import Setup, parse_threads
 from foreseed.engine import ForeseedError, perturb
 
 THREADS = parse_threads(None)
@@ -62,7 +62,7 @@ def test_a_contender_that_is_not_installed_is_listed_so(monkeypatch: pytest.Monk
 
 
 def test_contenders_that_disagree_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Way("a wrong layer", lambda _: None, loss=lambda _: 1.0)
+    wrong = Setup("a wrong layer", lambda _: None, loss=lambda _: 1.0)
     monkeypatch.setitem(CONTENDERS, "torch_loop", lambda _case, _cores: iter([wrong]))
     with pytest.raises(DisagreementError, match=r"torch_loop \(a wrong layer\) finds the loss 1.0, foreseed"):
         bench_engine(["lenet5-90"], seconds=0.01, threads=[1], images=4)

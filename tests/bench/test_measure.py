@@ -7,17 +7,17 @@ import time
 import pytest
 import torch
 
-from foreseed.bench.measure import Way, allowed_cores, fastest, gemm, in_threads, interleaved, parse_threads, pinned
+from foreseed.bench.measure import Setup, allowed_cores, fastest, gemm, in_threads, interleaved, parse_threads, pinned
 from foreseed.engine import ForeseedError
 
 
-def _sleeper(seconds: float, log: list[str], name: str, step: int = 1) -> Way:
+def _sleeper(seconds: float, log: list[str], name: str, step: int = 1) -> Setup:
     def run(units: int) -> None:
         assert units % step == 0
         log.append(name)
         time.sleep(seconds * units)
 
-    return Way(name, run, step)
+    return Setup(name, run, step)
 
 
 def test_contenders_take_turns() -> None:
@@ -29,7 +29,7 @@ def test_contenders_take_turns() -> None:
 
 def test_the_best_slice_counts() -> None:
     pauses = iter([0.05, 0.05, 0.001, 0.05])
-    way = Way("uneven", lambda _: time.sleep(next(pauses, 0.05)))
+    way = Setup("uneven", lambda _: time.sleep(next(pauses, 0.05)))
     assert interleaved({"uneven": way}, seconds=0.01)["uneven"] > 100
 
 
@@ -41,7 +41,7 @@ def test_the_fastest_setting_is_chosen() -> None:
 
 def test_copies_in_threads_share_the_work() -> None:
     done: list[int] = []
-    way = in_threads(lambda: Way("some", done.append, step=3), allowed_cores()[:1] * 2)
+    way = in_threads(lambda: Setup("some", done.append, step=3), allowed_cores()[:1] * 2)
     way.run(12)
     assert way.step == 6
     assert done == [6, 6]

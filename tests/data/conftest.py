@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from foreseed.data import sets, store
-from foreseed.data.catalog import SETS, Entry, Member, Package, catalogue
+from foreseed.data.catalog import SETS, DataFile, Entry, Package, catalogue
 from tests.data.servers import FileServer, serving
 
 
@@ -65,8 +65,8 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Enter:
     return replace_entry
 
 
-def _member(name: str, content: bytes, known: bool = True) -> Member:
-    return Member(name, len(content), hashlib.sha256(content).hexdigest() if known else None)
+def _member(name: str, content: bytes, known: bool = True) -> DataFile:
+    return DataFile(name, len(content), hashlib.sha256(content).hexdigest() if known else None)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foreseed.config.trackers import entered
+from foreseed.config.tracker_registry import entered
 from foreseed.simulate import run_simulated
 from tests.runs.small import TINY, rows_of, stopped_and_resumed, tiny
 

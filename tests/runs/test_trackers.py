@@ -14,7 +14,7 @@ import pytest
 
 from foreseed.cli import main
 from foreseed.config import Config, ConfigError
-from foreseed.config.trackers import entered
+from foreseed.config.tracker_registry import entered
 from foreseed.runs import Row, Summary, enter_tracker
 from foreseed.runs.trackers import Trackers, numbers, settings
 from foreseed.simulate import run_simulated

@@ -1,7 +1,7 @@
 """The contenders: foreseed's engine, and what one would do today with PyTorch or ONNX Runtime.
 
 All do the same work: perturb all living parameters, then add up the loss of the same images. Every setting of a
-contender is a `Way`; the benchmark takes the one that is best for it. Images enter the others as float32 that were
+contender is a `Setup`; the benchmark takes the one that is best for it. Images enter the others as float32 that were
 prepared once, outside the timing; foreseed reads the bytes of a device's shard every time.
 """
 
@@ -20,7 +20,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from foreseed.bench.cases import Case
-from foreseed.bench.measure import Way, in_threads
+from foreseed.bench.measure import Setup, in_threads
 from foreseed.engine.native import NativeEngine
 from foreseed.engine.types import Directions
 
@@ -28,29 +28,29 @@ SIGMA = 1e-4
 _BATCHES = (16, 64, 256)
 _LANES = 16
 
-Contender = Callable[[Case, Sequence[int]], Iterator[Way] | None]
+Contender = Callable[[Case, Sequence[int]], Iterator[Setup] | None]
 """Makes its ways to run a case on these cores, one after another, or gives None where it is not installed."""
 
 
-def foreseed(case: Case, cores: Sequence[int]) -> Iterator[Way]:
+def foreseed(case: Case, cores: Sequence[int]) -> Iterator[Setup]:
     """The C engine; with several cores a thread each, since the engine lets go of Python's lock."""
     yield _foreseed(case) if len(cores) == 1 else in_threads(lambda: _foreseed(case), cores)
 
 
-def torch_loop(case: Case, cores: Sequence[int]) -> Iterator[Way]:
+def torch_loop(case: Case, cores: Sequence[int]) -> Iterator[Setup]:
     """PyTorch, one perturbed copy of the model after another."""
     layouts = (torch.contiguous_format, torch.channels_last)
     settings = product(_batches(case), layouts)
     return _on_cores([partial(_torch_loop, case, batch, layout) for batch, layout in settings], cores)
 
 
-def torch_vmap(case: Case, cores: Sequence[int]) -> Iterator[Way]:
+def torch_vmap(case: Case, cores: Sequence[int]) -> Iterator[Setup]:
     """PyTorch, several perturbed copies at once by `torch.func.vmap`."""
     settings = dict.fromkeys((min(batch, case.samples.count), n) for batch, n in ((32, 4), (128, 8)))
     return _on_cores([partial(_torch_vmap, case, batch, n) for batch, n in settings], cores)
 
 
-def onnxruntime(case: Case, cores: Sequence[int]) -> Iterator[Way] | None:
+def onnxruntime(case: Case, cores: Sequence[int]) -> Iterator[Setup] | None:
     """ONNX Runtime, with the weights as inputs of one session or a new session for every perturbed copy."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         return None
@@ -71,7 +71,7 @@ def first_direction() -> Directions:
     return Directions(seed=1, round=0, device=0, count=1, sigma=SIGMA)
 
 
-def _on_cores(makes: Sequence[Callable[[int], Way]], cores: Sequence[int]) -> Iterator[Way]:
+def _on_cores(makes: Sequence[Callable[[int], Setup]], cores: Sequence[int]) -> Iterator[Setup]:
     """Each setting with its library's own threads and, on several cores, also as independent copies."""
     for make in makes:
         yield make(len(cores))
@@ -83,7 +83,7 @@ def _batches(case: Case) -> list[int]:
     return sorted({min(size, case.samples.count) for size in _BATCHES})
 
 
-def _foreseed(case: Case) -> Way:
+def _foreseed(case: Case) -> Setup:
     engine = NativeEngine(case.program, case.spec.batch, case.spec.directions, lanes=_LANES)
     rounds = count(1)
 
@@ -91,7 +91,7 @@ def _foreseed(case: Case) -> Way:
         engine.probe(case.values, case.samples, Directions(1, next(rounds), 0, units, sigma=SIGMA))
 
     settings = f"batch {case.spec.batch}, {case.spec.directions} directions"
-    return Way(
+    return Setup(
         settings, run, case.spec.directions, lambda _: engine.probe(case.values, case.samples, first_direction())[0]
     )
 
@@ -112,7 +112,7 @@ def _parameters(flat: Tensor, model: nn.Module) -> dict[str, Tensor]:
     return {name: piece.view(p.shape) for (name, p), piece in zip(named, pieces, strict=True)}
 
 
-def _torch_loop(case: Case, batch: int, layout: torch.memory_format, threads: int) -> Way:
+def _torch_loop(case: Case, batch: int, layout: torch.memory_format, threads: int) -> Setup:
     # A model of its own: functional_call swaps parameters in place, so threads must not share one.
     model, perturbations = deepcopy(case.model), _Perturbations(case)
     batches = _pairs(case.images.contiguous(memory_format=layout), case.labels, batch)
@@ -131,10 +131,10 @@ def _torch_loop(case: Case, batch: int, layout: torch.memory_format, threads: in
                 loss(perturbations.draw())
 
     settings = f"batch {batch}{', channels last' if layout is torch.channels_last else ''}"
-    return Way(settings, run, loss=torch.inference_mode()(loss))
+    return Setup(settings, run, loss=torch.inference_mode()(loss))
 
 
-def _torch_vmap(case: Case, batch: int, together: int, threads: int) -> Way:
+def _torch_vmap(case: Case, batch: int, together: int, threads: int) -> Setup:
     model, perturbations = deepcopy(case.model), _Perturbations(case)
     batches = _pairs(case.images, case.labels, batch)
 
@@ -160,10 +160,10 @@ def _torch_vmap(case: Case, batch: int, together: int, threads: int) -> Way:
         with torch.inference_mode():
             return losses(weights[None]).item()
 
-    return Way(f"batch {batch}, {together} together", run, together, loss)
+    return Setup(f"batch {batch}, {together} together", run, together, loss)
 
 
-def _onnxruntime(case: Case, as_inputs: bool, batch: int, threads: int) -> Way:
+def _onnxruntime(case: Case, as_inputs: bool, batch: int, threads: int) -> Setup:
     from foreseed.bench.onnx_graph import IMAGES, onnx_model
 
     model, perturbations = deepcopy(case.model), _Perturbations(case)
@@ -188,7 +188,7 @@ def _onnxruntime(case: Case, as_inputs: bool, batch: int, threads: int) -> Way:
         for _ in range(units):
             loss(perturbations.draw())
 
-    return Way(f"batch {batch}, {'weights as inputs' if as_inputs else 'a session each'}", run, loss=loss)
+    return Setup(f"batch {batch}, {'weights as inputs' if as_inputs else 'a session each'}", run, loss=loss)
 
 
 def _session(proto: Any, threads: int) -> Any:

@@ -9,7 +9,7 @@ from foreseed.bench.cases import CASES, Case, make_case
 from foreseed.bench.code_size import cortex_m_code_bytes
 from foreseed.bench.contenders import CONTENDERS, first_direction, foreseed
 from foreseed.bench.machine import describe_machine
-from foreseed.bench.measure import Way, fastest, gemm, in_threads, interleaved, pinned
+from foreseed.bench.measure import Setup, fastest, gemm, in_threads, interleaved, pinned
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.native import NativeEngine, perturb
 
@@ -72,7 +72,7 @@ def _measure(case: Case, threads: int, seconds: float) -> tuple[dict[str, Any], 
     return row, chosen, rates["foreseed"] / rates.get(_ALONE, rates["foreseed"])
 
 
-def _checked(case: Case, name: str, ways: Iterable[Way]) -> Iterator[Way]:
+def _checked(case: Case, name: str, ways: Iterable[Setup]) -> Iterator[Setup]:
     """The ways of a contender, each after it has found foreseed's loss for the same perturbed weights."""
     direction = first_direction()
     weights = case.dense(perturb(case.values, direction, 0))

@@ -21,7 +21,7 @@ _GEMM_SIDE = 1536
 
 
 @dataclass(frozen=True)
-class Way:
+class Setup:
     """One way to do the work: a contender with certain settings."""
 
     settings: str
@@ -63,7 +63,7 @@ def pinned(threads: int) -> Iterator[list[int]]:
         torch.set_num_threads(before)
 
 
-def in_threads(make: Callable[[], Way], cores: Sequence[int]) -> Way:
+def in_threads(make: Callable[[], Setup], cores: Sequence[int]) -> Setup:
     """The same work by one thread a core, each with a copy of its own."""
     copies = [make() for _ in cores]
     pools = [ThreadPoolExecutor(1, initializer=pin, initargs=([core],)) for core in cores]
@@ -75,7 +75,7 @@ def in_threads(make: Callable[[], Way], cores: Sequence[int]) -> Way:
             future.result()
 
     first = copies[0]
-    return Way(f"{first.settings}, one a core", run, first.step * len(copies), first.loss)
+    return Setup(f"{first.settings}, one a core", run, first.step * len(copies), first.loss)
 
 
 def pin(cores: Sequence[int]) -> None:
@@ -84,7 +84,7 @@ def pin(cores: Sequence[int]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def fastest(ways: Iterator[Way]) -> Way:
+def fastest(ways: Iterator[Setup]) -> Setup:
     """The best of a contender's settings, by a short trial of each; only the best so far is kept in memory."""
     best = next(ways)
     best_rate = max(_rate(best, best.step) for _ in range(2))
@@ -97,7 +97,7 @@ def fastest(ways: Iterator[Way]) -> Way:
     return best
 
 
-def interleaved(ways: Mapping[str, Way], seconds: float) -> dict[str, float]:
+def interleaved(ways: Mapping[str, Setup], seconds: float) -> dict[str, float]:
     """Units per second of every way: they take turns in slices until the time is up, and the best slice counts."""
     slice_seconds = seconds / (_ROUNDS * len(ways))
     units = {name: _fitting(way, slice_seconds) for name, way in ways.items()}
@@ -110,18 +110,18 @@ def interleaved(ways: Mapping[str, Way], seconds: float) -> dict[str, float]:
     return best
 
 
-def _fitting(way: Way, seconds: float) -> int:
+def _fitting(way: Setup, seconds: float) -> int:
     """Units of work that fill a slice, in whole steps and at least one."""
     return max(1, round(seconds * _rate(way, way.step) / way.step)) * way.step
 
 
-def _rate(way: Way, units: int) -> float:
+def _rate(way: Setup, units: int) -> float:
     start = perf_counter()
     way.run(units)
     return units / (perf_counter() - start)
 
 
-def gemm(threads: int) -> tuple[Way, float]:
+def gemm(threads: int) -> tuple[Setup, float]:
     """This machine's own float32 matrix product, and the GMACs of one."""
     a, b, out = (torch.rand(_GEMM_SIDE, _GEMM_SIDE) for _ in range(3))
 
@@ -130,4 +130,4 @@ def gemm(threads: int) -> tuple[Way, float]:
         for _ in range(times):
             torch.mm(a, b, out=out)
 
-    return Way(f"{_GEMM_SIDE} x {_GEMM_SIDE}", multiply), _GEMM_SIDE**3 / 1e9
+    return Setup(f"{_GEMM_SIDE} x {_GEMM_SIDE}", multiply), _GEMM_SIDE**3 / 1e9

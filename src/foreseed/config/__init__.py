@@ -2,11 +2,11 @@
 
 from foreseed.config.comparison import arms as arms
 from foreseed.config.errors import ConfigError as ConfigError
-from foreseed.config.fingerprint import differences as differences
-from foreseed.config.fingerprint import fingerprint as fingerprint
-from foreseed.config.load import load as load
-from foreseed.config.methods import Method as Method
-from foreseed.config.methods import methods as methods
+from foreseed.config.identity import differences as differences
+from foreseed.config.identity import fingerprint as fingerprint
+from foreseed.config.method_registry import Method as Method
+from foreseed.config.method_registry import methods as methods
+from foreseed.config.reading import load as load
 from foreseed.config.schema import Config as Config
 from foreseed.config.schema import Data as Data
 from foreseed.config.schema import Model as Model
@@ -15,4 +15,4 @@ from foreseed.config.schema import Table as Table
 from foreseed.config.schema import Train as Train
 from foreseed.config.schema import enter as enter
 from foreseed.config.schema import withdraw as withdraw
-from foreseed.config.trackers import trackers as trackers
+from foreseed.config.tracker_registry import trackers as trackers

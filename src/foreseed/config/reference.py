@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from foreseed.config.errors import accepts, table_of
-from foreseed.config.methods import methods
+from foreseed.config.method_registry import methods
 from foreseed.config.schema import Config
 from foreseed.config.toml import literal
 

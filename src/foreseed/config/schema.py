@@ -20,8 +20,8 @@ from pydantic.fields import FieldInfo
 
 from foreseed.config import toml
 from foreseed.config.errors import ConfigError, did_you_mean, explain, rule
-from foreseed.config.methods import Method, entered, methods
-from foreseed.config.trackers import trackers
+from foreseed.config.method_registry import Method, entered, methods
+from foreseed.config.tracker_registry import trackers
 
 # Rounds, devices and directions are 32-bit words of the random generator's counter.
 Count: TypeAlias = Annotated[int, Field(ge=1, le=2**32 - 1)]

@@ -12,7 +12,7 @@ from foreseed.data.errors import DataError
 
 
 @dataclass(frozen=True)
-class Member:
+class DataFile:
     """One file of a data set, unpacked."""
 
     name: str
@@ -28,7 +28,7 @@ class Package:
     name: str
     md5: str
     addresses: tuple[str, ...]
-    members: tuple[Member, ...]
+    members: tuple[DataFile, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Entry:
     """Where an operating system's own package puts the files."""
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[DataFile, ...]:
         """Every file of the set."""
         return tuple(member for package in self.packages for member in package.members)
 
@@ -62,7 +62,7 @@ def catalogue(entries: Iterable[Entry]) -> MappingProxyType[str, Entry]:
 def _idx_packages(hosts: tuple[str, ...], sums: dict[str, tuple[str, int, str]]) -> tuple[Package, ...]:
     """The four files of a set of the MNIST family; `sums` gives MD5 (gz), size and SHA-256 (unpacked)."""
     return tuple(
-        Package(f"{name}.gz", md5, tuple(f"{host}{name}.gz" for host in hosts), (Member(name, size, sha256),))
+        Package(f"{name}.gz", md5, tuple(f"{host}{name}.gz" for host in hosts), (DataFile(name, size, sha256),))
         for name, (md5, size, sha256) in sums.items()
     )
 
@@ -118,12 +118,12 @@ _CIFAR10 = Package(
     "c32a1d4ab5d03f1284b67883e8d87530",
     ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
     (
-        Member("data_batch_1.bin", 30_730_000, "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
-        Member("data_batch_2.bin", 30_730_000, "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
-        Member("data_batch_3.bin", 30_730_000, "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
-        Member("data_batch_4.bin", 30_730_000, "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
-        Member("data_batch_5.bin", 30_730_000, "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
-        Member("test_batch.bin", 30_730_000, "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+        DataFile("data_batch_1.bin", 30_730_000, "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+        DataFile("data_batch_2.bin", 30_730_000, "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+        DataFile("data_batch_3.bin", 30_730_000, "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+        DataFile("data_batch_4.bin", 30_730_000, "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+        DataFile("data_batch_5.bin", 30_730_000, "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+        DataFile("test_batch.bin", 30_730_000, "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
     ),
 )
 
@@ -131,7 +131,7 @@ _CIFAR100 = Package(
     "cifar-100-binary.tar.gz",
     "03b5dce01913d631647c71ecec9e9cb8",
     ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
-    (Member("train.bin", 153_700_000), Member("test.bin", 30_740_000)),
+    (DataFile("train.bin", 153_700_000), DataFile("test.bin", 30_740_000)),
 )
 
 _CIFAR100_NAMES = """

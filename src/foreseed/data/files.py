@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from foreseed.data.errors import DataError
+from foreseed.engine import files
 
 
 @contextmanager
@@ -34,16 +34,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, data: bytes | bytearray | memoryview) -> None:
-    """Write a file so that nobody ever sees half of it."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    """Write a file so that nobody ever sees half of it, in a folder that is made if need be."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_bytes(data)
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        files.write_whole(path, data)
 
 
 def md5_of(path: Path) -> str:

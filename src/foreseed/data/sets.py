@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foreseed.data.catalog import SETS, Entry, Member
+from foreseed.data.catalog import SETS, DataFile, Entry
 from foreseed.data.errors import DataError
 from foreseed.data.files import reading
 from foreseed.data.formats import Bytes, class_folders, enlarge, read_cifar, read_class_folders, read_idx, read_npz
@@ -104,7 +104,7 @@ def _test_alone(
     return None
 
 
-def _cifar_batch(folder: Path, entry: Entry, member: Member) -> tuple[Bytes, Bytes]:
+def _cifar_batch(folder: Path, entry: Entry, member: DataFile) -> tuple[Bytes, Bytes]:
     return read_cifar(read_member(folder, member), _LABEL_BYTES[entry.layout], member.name)
 
 

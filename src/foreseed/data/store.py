@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from foreseed.data.catalog import SETS, Entry, Member, Package
+from foreseed.data.catalog import SETS, DataFile, Entry, Package
 from foreseed.data.download import Progress, fetch
 from foreseed.data.errors import DataError
 from foreseed.data.files import md5_of, reading, write_whole, writing
@@ -76,7 +76,7 @@ def get(
     return folder
 
 
-def read_member(folder: Path, member: Member) -> bytes:
+def read_member(folder: Path, member: DataFile) -> bytes:
     """The content of a file of a data set, unpacked (it may lie there as .gz) and checked."""
     path = _find(folder, member)
     if path is None:
@@ -85,14 +85,14 @@ def read_member(folder: Path, member: Member) -> bytes:
         return _take(stream, member, path)
 
 
-def _find(folder: Path, member: Member) -> Path | None:
+def _find(folder: Path, member: DataFile) -> Path | None:
     for path in (folder / member.name, folder / f"{member.name}.gz"):
         if os.path.isfile(path):
             return path
     return None
 
 
-def _intact(folder: Path, member: Member) -> bool:
+def _intact(folder: Path, member: DataFile) -> bool:
     try:
         read_member(folder, member)
     except DataError:
@@ -167,7 +167,7 @@ def _unpack_tar(archive: Path, package: Package, folder: Path) -> None:
         raise DataError(f"{archive} lacks {', '.join(wanted)}; it is not the published {package.name}, get it again")
 
 
-def _take(stream: _Readable, member: Member, path: Path) -> bytes:
+def _take(stream: _Readable, member: DataFile, path: Path) -> bytes:
     """Read a member and check it; never more than a byte beyond its size, however large the stream claims to be."""
     data = stream.read(member.size + 1)
     if len(data) != member.size:

@@ -3,10 +3,6 @@
 from foreseed.prune.cost import Cost as Cost
 from foreseed.prune.errors import MaskError as MaskError
 from foreseed.prune.errors import PruneError as PruneError
-from foreseed.prune.foresight import PRUNERS as PRUNERS
-from foreseed.prune.foresight import PruneResult as PruneResult
-from foreseed.prune.foresight import Step as Step
-from foreseed.prune.foresight import foresight as foresight
 from foreseed.prune.masks import Mask as Mask
 from foreseed.prune.masks import apply_mask as apply_mask
 from foreseed.prune.masks import check_mask as check_mask
@@ -17,6 +13,10 @@ from foreseed.prune.masks import load_mask as load_mask
 from foreseed.prune.masks import prunable as prunable
 from foreseed.prune.masks import rescale as rescale
 from foreseed.prune.masks import save_mask as save_mask
+from foreseed.prune.pruning import PRUNERS as PRUNERS
+from foreseed.prune.pruning import PruneResult as PruneResult
+from foreseed.prune.pruning import Step as Step
+from foreseed.prune.pruning import foresight as foresight
 from foreseed.prune.saliency import Saliency as Saliency
 from foreseed.prune.saliency import Settings as Settings
 from foreseed.prune.saliency import ntk_ori as ntk_ori

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foreseed.config import Config, methods
-from foreseed.config.methods import Method
+from foreseed.config.method_registry import Method
 from foreseed.engine import ForeseedError
 from foreseed.methods import Devices, RoundResult, State, Task
 from foreseed.prune import Step, save_mask

@@ -79,7 +79,7 @@ class Memory(Record):
     note: str
 
 
-class Layer(Record):
+class LayerCost(Record):
     """A layer's live and dense size and work."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -148,7 +148,7 @@ class Summary(Record):
     total: RunTotals
     per_device_round: Totals
     memory: Memory
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerCost, ...]
     pruning: Pruning | None
     partition: Shares
     fleet: FleetCosts | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from foreseed.config import methods
 from foreseed.methods import Devices, State, Task
-from foreseed.runs.records import FleetCosts, Layer, Memory, Pruning, Row, RunTotals, Shares, Summary, Totals
+from foreseed.runs.records import FleetCosts, LayerCost, Memory, Pruning, Row, RunTotals, Shares, Summary, Totals
 
 _LAST = 5
 
@@ -44,7 +44,7 @@ def summarise(task: Task, devices: Devices, state: State, rows: Sequence[Row]) -
         "per_device_round": Totals(**{key: total / device_rounds for key, total in counts.items()}),
         "memory": Memory(**asdict(method.device_memory(task, state))),
         "layers": [
-            Layer(**asdict(layer) | {"kind": layer.kind.name.lower(), "density": layer.density}) for layer in layers
+            LayerCost(**asdict(layer) | {"kind": layer.kind.name.lower(), "density": layer.density}) for layer in layers
         ],
         "pruning": _pruning(task),
         "partition": Shares(devices=len(sizes), sizes=tuple(sizes.tolist()), stated=fleet is not None),

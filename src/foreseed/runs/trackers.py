@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from foreseed.config import Config, ConfigError
 from foreseed.config.errors import fields
-from foreseed.config.trackers import entered
+from foreseed.config.tracker_registry import entered
 from foreseed.runs.records import Record, Row, Summary
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from torch import nn
 from foreseed.engine.errors import ForeseedError
 from foreseed.models import build
 from foreseed.prune import PRUNERS, Cost, Mask, PruneError, Settings, Step, dense_mask, foresight, ntk_rand, prunable
-from foreseed.prune.foresight import kept
+from foreseed.prune.pruning import kept
 
 SHAPE = (3, 8, 8)
 CIFAR = (3, 32, 32)

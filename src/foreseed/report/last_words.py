@@ -26,7 +26,7 @@ _STEPS = 3
 
 
 @dataclass(frozen=True)
-class Step:
+class Suggestion:
     """A command that works as it is printed, and what it is good for."""
 
     command: str
@@ -38,7 +38,7 @@ class Closing:
     """The last words on some runs."""
 
     sentences: list[str]
-    steps: list[Step]
+    steps: list[Suggestion]
 
 
 def closing(runs: Sequence[str | os.PathLike[str]], folder: Path) -> Closing:
@@ -152,7 +152,7 @@ def _ratio(arm: Arm, other: Arm, *keys: str) -> str:
     return f"{share:.2g} of" if share < 0.995 else f"{share:.1f} times"
 
 
-def _steps(lead: Arm, arms: Sequence[Arm], folder: Path) -> Iterator[Step]:
+def _steps(lead: Arm, arms: Sequence[Arm], folder: Path) -> Iterator[Suggestion]:
     """Commands that go on from these runs, the most telling first."""
     files = [arm.runs[0].folder / "config.toml" for arm in arms]
     first = files[arms.index(lead)]
@@ -170,18 +170,24 @@ def _steps(lead: Arm, arms: Sequence[Arm], folder: Path) -> Iterator[Step]:
         if len(arms) == 1:
             other, how = ("ntk-baffle", "difference") if _backpropagates(lead) else ("fedavg", "backprop")
             methods = f"--methods {lead.first.method},{other}"
-            yield Step(f"foreseed compare {its} {methods} {out('rivals')}", f"the same beside {other}: {_HOW[how]}")
+            yield Suggestion(
+                f"foreseed compare {its} {methods} {out('rivals')}", f"the same beside {other}: {_HOW[how]}"
+            )
         if len(names) == len(files) and all(len(arm.seeds) == 1 for arm in arms):
             quoted = " ".join(quote(str(file)) for file in files)
-            yield Step(f"foreseed compare {quoted} --seeds 0,1,2 {out('seeds')}", "whether it holds with other seeds")
+            yield Suggestion(
+                f"foreseed compare {quoted} --seeds 0,1,2 {out('seeds')}", "whether it holds with other seeds"
+            )
         k, spread = 10 * config.train.k, 10 * config.train.spread
         # Each part of a device's images needs one.
         if not _backpropagates(lead) and spread <= min(lead.first.partition.sizes):
             more = f"train.k={k} train.spread={spread} {out(f'k{k}')}"
-            yield Step(f"foreseed run {its} {more}", "ten times the directions, for the same forward passes")
-    yield Step(f"foreseed testbed {out('testbed')}", "ten device processes of 64 MB each, and a broker between them")
-    yield Step("foreseed bench memory", "what a device needs, beside a process that backpropagates")
-    yield Step("foreseed doctor", "what this machine has")
+            yield Suggestion(f"foreseed run {its} {more}", "ten times the directions, for the same forward passes")
+    yield Suggestion(
+        f"foreseed testbed {out('testbed')}", "ten device processes of 64 MB each, and a broker between them"
+    )
+    yield Suggestion("foreseed bench memory", "what a device needs, beside a process that backpropagates")
+    yield Suggestion("foreseed doctor", "what this machine has")
 
 
 def _fresh(folder: Path, suffix: str) -> Path:
