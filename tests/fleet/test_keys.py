@@ -299,7 +299,7 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_what_is_in_deploy_is_what_is_shipped() -> None:
     for name in ("mosquitto.conf", "acl"):
-        shipped = ROOT / "src" / "foreseed" / "serve" / "mosquitto" / name
+        shipped = ROOT / "src" / "foreseed" / "fleet" / "mosquitto" / name
         assert (ROOT / "deploy" / "mosquitto" / name).read_bytes() == shipped.read_bytes()
         assert shipped.stat().st_size > 400
 
