@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foreseed.runs.folder import RunFolder
-from foreseed.runs.records import Layer, Memory, Pruning, Row, RunTotals, Shares, Summary, Totals, to_json
+from foreseed.runs.records import LayerCost, Memory, Pruning, Row, RunTotals, Shares, Summary, Totals, to_json
 
 LENET = [
     ("conv1", "conv", 450, 352_800),
@@ -135,7 +135,7 @@ _ENVIRONMENT = {
 }
 
 
-def _layers(net: list[tuple[str, str, int, int]], density: float, rng: random.Random) -> list[Layer]:
+def _layers(net: list[tuple[str, str, int, int]], density: float, rng: random.Random) -> list[LayerCost]:
     """Layers that keep more the fewer weights they have, as foresight pruning does."""
     largest = max(n for _, _, n, _ in net)
     layers = []
@@ -143,20 +143,20 @@ def _layers(net: list[tuple[str, str, int, int]], density: float, rng: random.Ra
         kept = min(1.0, density * (largest / n) ** 0.35 * rng.uniform(0.9, 1.1)) if density < 1 else 1.0
         live = max(1, round(kept * n))
         layers.append(
-            Layer(
+            LayerCost(
                 name=name, kind=kind, n_weights=live, n_dense=n, density=live / n,
                 macs=round(macs * live / n), dense_macs=macs,
             )
         )  # fmt: skip
-    return [*layers, Layer(name="pool", kind="pool", n_weights=0, n_dense=0, density=None, macs=0, dense_macs=0)]
+    return [*layers, LayerCost(name="pool", kind="pool", n_weights=0, n_dense=0, density=None, macs=0, dense_macs=0)]
 
 
-def _sum(layers: Sequence[Layer], key: str) -> int:
+def _sum(layers: Sequence[LayerCost], key: str) -> int:
     return sum(int(getattr(layer, key)) for layer in layers)
 
 
 def _rows(
-    method: str, rng: random.Random, rounds: int, every: int, layers: list[Layer], sizes: Sequence[int], ema: bool
+    method: str, rng: random.Random, rounds: int, every: int, layers: list[LayerCost], sizes: Sequence[int], ema: bool
 ) -> list[Row]:
     bp, asked = method.endswith("fedavg"), min(10, len(sizes))
     live, dense, n_live = 2 * _sum(layers, "macs"), 2 * _sum(layers, "dense_macs"), _sum(layers, "n_weights")
