@@ -202,6 +202,17 @@ class Train(Table):
         default=10.0,
         description="largest L2 norm of a round's estimate: tames bad rounds, but shortens good ones; 0 = off (paper)",
     )
+    rate: Literal["fixed", "noise"] = Field(
+        default="fixed",
+        description="noise: lr times the share of signal in the estimates, as measured each round; fixed: lr as it is",
+    )
+    memory: bool = Field(
+        default=False,
+        description="the server remembers each device's last estimate: less noise of who was asked; devices fetch values",
+    )
+    memory_bytes: Count = Field(
+        default=2**30, description="memory's largest file: more remember more devices, the longest unheard are forgotten"
+    )
     robust: Literal["none", "clip", "trim"] = Field(
         default="none",
         description="against lying devices: clip limits each number; trim drops the ends of each shared direction",

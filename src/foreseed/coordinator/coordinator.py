@@ -60,6 +60,10 @@ class Rules:
     """trim: the share of devices left out at either end of every direction."""
     replay_numbers: int = 50_000_000
     """Most random numbers that a device is asked to make to catch up; a small board makes a few million a second."""
+    follow_noise: bool = False
+    """The learning rate shrinks by the share of noise in the estimates."""
+    memory: bool = False
+    """The server remembers estimates, so an update is more than a few numbers: devices fetch the values."""
 
     def __post_init__(self) -> None:
         for key, known in _CHOICES.items():
@@ -175,7 +179,7 @@ class Coordinator:
         state.last_seen[[reply.device for reply in replies]] = state.round
         state.values, state.buffers = values, buffers
         state.round += 1
-        encoded = encode(update)
+        encoded = encode(update) if self.devices_replay else b""
         state.log_bytes = np.append(state.log_bytes, len(encoded))
         if self.devices_replay:
             state.log.append(encoded)
@@ -193,6 +197,8 @@ class Coordinator:
     @property
     def devices_replay(self) -> bool:
         """Whether devices keep the optimiser's state: where replaying the mean gap costs less than the values."""
+        if self.rules.memory:
+            return False
         parts = 1 if self.rules.seeds == "shared" else self.rules.per_round
         gap = self.rules.devices / self.rules.per_round
         return gap * parts * 4 * self.rules.scalars < self.state.values.nbytes

@@ -37,9 +37,9 @@ class Optimiser:
         """The learning rate of a round (rounds count from 1)."""
         return self.lr * self.lr_decay ** (round - 1)
 
-    def step(self, round: int) -> bytes:
-        """The round's constants as float32: all that a replaying device needs to know of the optimiser."""
-        lr = self.lr_at(round)
+    def step(self, round: int, share: float = 1.0) -> bytes:
+        """The round's constants as float32, with a share of its rate: all that a replaying device needs to know."""
+        lr = share * self.lr_at(round)
         if self.kind == "sgd":
             return array("f", (lr, self.momentum, self.weight_decay)).tobytes()
         k1, k2 = 1 / (1 - self.beta1**round), 1 / (1 - self.beta2**round)

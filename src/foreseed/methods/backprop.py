@@ -21,6 +21,7 @@ from foreseed.draws import Draws
 from foreseed.engine.errors import SamplesError, ValuesError
 from foreseed.engine.program import Program
 from foreseed.engine.types import Buffer
+from foreseed.methods.part_tape import PartTape
 from foreseed.models import bind
 
 Vector = npt.NDArray[np.float32]
@@ -61,6 +62,7 @@ class LocalTrainer:
         self._masks = {p: p.detach().clone() for p in self.model.parameters() if not p.detach().all()}
         self._norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm2d)]
         self._scale, self._shift = (torch.tensor(x).view(-1, 1, 1) for x in (program.scale, program.shift))
+        self._tape = PartTape.of(self.model)
 
     def copy(self) -> LocalTrainer:
         """A trainer for another thread."""
@@ -116,6 +118,16 @@ class LocalTrainer:
         self._write(values, stats, batch_statistics=stats is None)
         gradients = np.empty((len(parts), self.program.n_live), np.float32)
         total = 0.0
+        if self._tape is not None and len(parts) > 1 and max(count for _, count in parts) <= _CHUNK:
+            done = 0
+            for some in _together(parts):
+                first, end = some[0][0], sum(some[-1])
+                with self._tape:
+                    losses = self._losses(images[first:end], labels[first:end])
+                    grads = self._tape.gradients(losses, [(at - first, count) for at, count in some])
+                gradients[done : done + len(some)] = self._binding.gradients(grads).numpy()
+                done, total = done + len(some), total + _sum(losses)
+            return gradients, _finite(total / sum(count for _, count in parts))
         for row, (first, count) in zip(gradients, parts, strict=True):
             self.model.zero_grad()
             for at in range(first, first + count, _CHUNK):
@@ -159,6 +171,17 @@ class LocalTrainer:
                 f"labels from {labels.min()} to {labels.max()}: the program has {classes} classes, 0 to {classes - 1}; "
                 "give the data that it was made for"
             )
+
+
+def _together(parts: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Neighbouring parts, as many as make a chunk."""
+    some: list[tuple[int, int]] = []
+    for first, count in parts:
+        if some and (first != sum(some[-1]) or first + count - some[0][0] > _CHUNK):
+            yield some
+            some = []
+        some.append((first, count))
+    yield some
 
 
 def _step(p: Tensor, v: Tensor, gradient: Tensor, lr: float, momentum: float, weight_decay: float) -> None:

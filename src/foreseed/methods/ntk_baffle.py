@@ -30,6 +30,8 @@ from foreseed.engine import SHARED_DEVICE, ForeseedError, Program
 from foreseed.engine.update import apply_step, estimate
 from foreseed.meter import DeviceMemory, Work, bp_free_memory, forward_work
 from foreseed.methods.averaging import moving_average
+from foreseed.methods.memory import Memory
+from foreseed.methods.noise import Noise
 from foreseed.methods.protocol import UNSAVED, Devices, RoundResult, Vector
 from foreseed.methods.task import Task
 from foreseed.wire import Reply, Update
@@ -48,6 +50,8 @@ class State:
     program: Program
     server: ServerState
     ema: Vector | None
+    noise: Noise
+    memory: Memory | None
     coordinator: Coordinator = field(metadata=UNSAVED)
     """Works on `server`."""
 
@@ -70,19 +74,23 @@ class Learnt(NamedTuple):
     """Mean loss of the devices that answered, weighted by their samples."""
     samples: int
     replies: tuple[Reply, ...]
+    snr: float | None
+    """Signal-to-noise ratio of the round's estimate."""
 
 
 def init(task: Task) -> State:
     """Line 1: W <- W0 * m."""
     coordinator = Coordinator.start(_rules(task.config), _optimiser(task.config), task.values, task.stats)
-    ema = task.values.copy() if task.config.train.ema else None
-    return State(task.program, coordinator.state, ema, coordinator)
+    t = task.config.train
+    ema = task.values.copy() if t.ema else None
+    memory = Memory.of(task.config.data.devices, len(task.values), t.memory_bytes) if t.memory else None
+    return State(task.program, coordinator.state, ema, Noise(), memory, coordinator)
 
 
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
     """Lines 2-12: one round of training."""
     traffic = devices.ask(state.coordinator, state.program)
-    learnt = learn(state.coordinator, devices.map)
+    learnt = learn(state.coordinator, devices.map, state.noise, state.memory)
     state.ema = moving_average(state.ema, state.values, task.config.train.ema)
     return RoundResult(
         round=learnt.update.round,
@@ -92,27 +100,42 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
         samples=learnt.samples,
         work=sum((forward_work(state.program, reply.forward_passes) for reply in learnt.replies), Work()),
         traffic=traffic,
+        snr=learnt.snr,
+        remembered=None if state.memory is None else state.memory.share,
     )
 
 
-def learn(coordinator: Coordinator, spread_over: Map = map) -> Learnt:
+def learn(
+    coordinator: Coordinator, spread_over: Map = map, noise: Noise | None = None, memory: Memory | None = None
+) -> Learnt:
     """Lines 10-12: from the open round's replies to the next round's values.
 
     `spread_over` maps a function over ranges of coordinates; a thread pool's `map` makes it parallel, with the same
     bits, since coordinates are independent.
     """
-    rules, server, replies = coordinator.rules, coordinator.state, coordinator.replies
-    coefficients = stein_coefficients(rules, replies)
-    update = Update(coordinator.round, coordinator.optimiser.step(coordinator.round), coefficients)
-    gradient = rebuilt_gradient(rules, update, len(server.values), spread_over)
+    rules, server, replies, noise = coordinator.rules, coordinator.state, coordinator.replies, noise or Noise()
+    update = Update(coordinator.round, b"", stein_coefficients(rules, replies))
+    gradient, parts = rebuilt_gradient(rules, update, len(server.values), spread_over)
+    samples = sum(reply.samples for reply in replies)
+    weights = np.array([reply.samples / samples for reply in replies])
+    devices, snr = [reply.device for reply in replies], None
+    # Where devices share directions there is one part for all.
+    if len(parts) == len(replies) and np.isfinite(gradient).all():
+        corrected = [part.astype(np.float64) / weight for part, weight in zip(parts, weights, strict=True)]
+        if memory is not None:
+            estimates, corrected = corrected, memory.corrected(devices, corrected, weights)
+            gradient = added(w * g for w, g in zip(weights, corrected, strict=True)).astype(np.float32)
+            memory.remember(update.round, devices, estimates, [reply.samples for reply in replies])
+        snr = noise.measure(corrected, weights)
+    share = noise.share(coordinator.optimiser.momentum) if rules.follow_noise else 1.0
+    update = update._replace(step=coordinator.optimiser.step(update.round, share))
     if rules.clip:
-        update, gradient = _with_norm_at_most(rules, update, gradient, spread_over)
+        update, gradient = _with_norm_at_most(coordinator, update, gradient, spread_over)
     values, buffers = step(server.values, server.buffers, gradient, update.step)
     coordinator.close(update, values, buffers)
-    samples = sum(reply.samples for reply in replies)
     # fsum: the built-in sum of floats rounds differently from one Python version to the next.
     loss = fsum(reply.samples * reply.base_loss for reply in replies) / samples
-    return Learnt(update, coordinator.optimiser.lr_at(update.round), loss, samples, replies)
+    return Learnt(update, share * coordinator.optimiser.lr_at(update.round), loss, samples, replies, snr)
 
 
 def stein_coefficients(rules: Rules, replies: Sequence[Reply]) -> tuple[tuple[int, bytes], ...]:
@@ -139,17 +162,25 @@ def stein_coefficients(rules: Rules, replies: Sequence[Reply]) -> tuple[tuple[in
         return tuple((device, factor.astype("<f4").tobytes()) for device, factor in factors)
 
 
-def rebuilt_gradient(rules: Rules, update: Update, n: int, spread_over: Map) -> Vector:
-    """Line 10: the directions again, from their seeds, each times its factor; summed in an order that is fixed."""
-    gradient = np.zeros(n, np.float32)
+def rebuilt_gradient(rules: Rules, update: Update, n: int, spread_over: Map) -> tuple[Vector, Vector]:
+    """Line 10: the directions again, from their seeds, each times its factor; and every device's part of that sum.
+
+    Summed in an order that is fixed, since devices that replay must come to the same bits.
+    """
+    gradient, parts = np.zeros(n, np.float32), np.zeros((len(update.parts), n), np.float32)
 
     def piece(span: tuple[int, int]) -> None:
-        estimate(gradient[span[0] : span[1]], update, rules.seed, rules.kind, span[0])
+        here = slice(*span)
+        for part, entry in zip(parts, update.parts, strict=True):
+            part[here] = gradient[here]
+            estimate(gradient[here], update._replace(parts=(entry,)), rules.seed, rules.kind, span[0])
+            with np.errstate(invalid="ignore"):  # of infinities; `step` refuses them
+                np.subtract(gradient[here], part[here], out=part[here])
 
     # A multiple of 512 coordinates: whole blocks of the generator.
     size = max(512, -(-n // 16) // 512 * 512)
     list(spread_over(piece, [(at, min(at + size, n)) for at in range(0, n, size)]))
-    return gradient
+    return gradient, parts
 
 
 def step(values: Vector, buffers: Sequence[Vector], gradient: Vector, constants: bytes) -> tuple[Vector, list[Vector]]:
@@ -163,17 +194,22 @@ def step(values: Vector, buffers: Sequence[Vector], gradient: Vector, constants:
     return moved, kept
 
 
-def _with_norm_at_most(rules: Rules, update: Update, gradient: Vector, spread_over: Map) -> tuple[Update, Vector]:
+def _with_norm_at_most(
+    coordinator: Coordinator, update: Update, gradient: Vector, spread_over: Map
+) -> tuple[Update, Vector]:
     # np.sum would add in an order of its own choice, and the log's coefficients follow from the norm; fsum takes
     # 4 ms for 60,000 numbers.
+    rules = coordinator.rules
     norm = sqrt(fsum((gradient.astype(np.float64) ** 2).tolist()))
     if not rules.clip < norm < np.inf:
         return update, gradient
     factor = np.float64(rules.clip / norm)
+    if not coordinator.devices_replay:
+        return update, (factor * gradient).astype(np.float32)
     # The log must hold what was really applied, so the coefficients shrink, and the estimate is made again.
     parts = tuple((device, (np.frombuffer(c, "<f4") * factor).astype("<f4").tobytes()) for device, c in update.parts)
-    shorter = Update(update.round, update.step, parts)
-    return shorter, rebuilt_gradient(rules, shorter, len(gradient), spread_over)
+    shorter = update._replace(parts=parts)
+    return shorter, rebuilt_gradient(rules, shorter, len(gradient), spread_over)[0]
 
 
 def run_id(config: Config) -> bytes:
@@ -192,7 +228,7 @@ def _rules(config: Config) -> Rules:
     return Rules(
         run_id(config), config.seed, config.data.devices, config.data.per_round, t.k, t.sigma, t.direction, t.seeds,
         t.spread, t.difference == "central", t.local_steps, t.local_lr, t.clip, t.robust, t.trim,
-        config.fleet.replay_numbers,
+        config.fleet.replay_numbers, follow_noise=t.rate == "noise", memory=t.memory,
     )  # fmt: skip
 
 

@@ -68,6 +68,10 @@ class RoundResult:
     samples: int
     work: Work
     traffic: Traffic
+    snr: float | None = None
+    """Signal-to-noise ratio of the round's estimate; None where nothing tells."""
+    remembered: float | None = None
+    """How much of devices' earlier estimates counts, from 0 to 1; None without a memory."""
 
 
 @dataclass(frozen=True)

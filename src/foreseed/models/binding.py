@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,6 +97,11 @@ class Binding:
         """The model's gradients (0 where it has none) in the order of the values."""
         grads = [(slot, slot.parameter.grad) for slot in self._slots]
         return _floats([torch.zeros(slot.size) if grad is None else slot.pick(grad) for slot, grad in grads])
+
+    def gradients(self, grads: Mapping[nn.Parameter, Tensor]) -> Tensor:
+        """Several gradients [gradient, value] from those of every parameter [gradient, its flat numbers]."""
+        rows = [(grads[slot.parameter].flatten(1), slot.live) for slot in self._slots]
+        return torch.cat([row if live is None else row[:, live] for row, live in rows], 1)
 
     def stats(self) -> array[float]:
         """The running means and variances of the batch norms."""

@@ -126,6 +126,8 @@ def _row(result: RoundResult, seconds: float, tests: dict[str, Any]) -> Row:
         bytes_up=result.traffic.bytes_up,
         bytes_down=result.traffic.bytes_down,
         seconds=seconds,
+        snr=result.snr,
+        remembered=result.remembered,
         **tests,
         **result.traffic.measured,
     )

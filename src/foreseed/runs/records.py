@@ -39,6 +39,10 @@ class Row(Record):
     loss: float | None
     ema_accuracy: Accuracy | None
     ema_loss: float | None
+    snr: float | None = None
+    """Signal-to-noise ratio of the round's estimate; None where nothing tells."""
+    remembered: float | None = None
+    """How much of devices' earlier estimates counted."""
     # Of real devices only:
     wire_up: int | None = None
     """Bytes on the devices' sockets, framing and TLS included."""

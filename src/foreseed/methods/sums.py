@@ -1,0 +1,19 @@
+"""Sums of products, added one after the other: NumPy's own choose an order by the machine, and rates follow from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Doubles = npt.NDArray[np.float64]
+
+
+def dot(a: npt.NDArray[np.floating], b: npt.NDArray[np.floating]) -> float:
+    """The product of two vectors."""
+    products = a.astype(np.float64) * b
+    return float(np.add.accumulate(products)[-1]) if len(products) else 0.0
+
+
+def square(a: npt.NDArray[np.floating]) -> float:
+    """The squared length of a vector."""
+    return dot(a, a)
