@@ -91,11 +91,10 @@ void fs_project(const fs_directions *d, const float *vector, size_t n, double *o
     const fs_isa *isa = chosen(d->isa);
     float block[CHUNK];
     for (uint32_t i = 0; i < d->count; i++) {
-        double sums[8] = {0}; /* eight chains: additions need not wait for each other */
+        double sums[8] = {0};
         for (size_t start = 0; start < n; start += CHUNK) {
             const size_t here = n - start < CHUNK ? n - start : CHUNK;
-            const float *z = make(isa, d, d->first + i * d->step, (uint32_t)start, here, block);
-            for (size_t j = 0; j < here; j++) sums[j % 8] += (double)z[j] * vector[start + j];
+            isa->dot(sums, make(isa, d, d->first + i * d->step, (uint32_t)start, here, block), vector + start, here);
         }
         out[i] = 0;
         for (int j = 0; j < 8; j++) out[i] += sums[j];

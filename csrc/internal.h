@@ -132,6 +132,8 @@ typedef struct {
     void (*direction)(float *z, uint64_t seed, const uint32_t counter[3], uint32_t kind, uint32_t start, size_t n);
     /* out = values + factor * z, for n numbers */
     void (*axpy)(float *out, const float *values, const float *z, size_t n, float factor);
+    /* sums[i % 8] += z[i] * vector[i], for n numbers; n is a multiple of 8 but at a vector's end */
+    void (*dot)(double sums[8], const float *z, const float *vector, size_t n);
     void (*sgd)(float *values, float *momentum, const float *gradient, size_t n, float lr, float mu, float decay);
     void (*adam)(float *values, float *m, float *v, const float *gradient, size_t n, const float *constants);
 } fs_isa;

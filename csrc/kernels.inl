@@ -389,6 +389,17 @@ TARGET static void axpy(float *out, const float *values, const float *z, size_t 
     for (size_t i = 0; i < n; i++) out[i] = values[i] + factor * z[i];
 }
 
+/* Eight chains: additions need not wait for each other, and become vectors. */
+TARGET static void dot(double sums[8], const float *z, const float *vector, size_t n) {
+    size_t i = 0;
+    double chains[8];
+    memcpy(chains, sums, sizeof chains);
+    for (; i + 8 <= n; i += 8)
+        for (int j = 0; j < 8; j++) chains[j] += (double)z[i + j] * vector[i + j];
+    for (; i < n; i++) chains[i % 8] += (double)z[i] * vector[i];
+    memcpy(sums, chains, sizeof chains);
+}
+
 TARGET static void sgd(float *values, float *momentum, const float *gradient, size_t n, float lr, float mu,
                        float decay) {
     if (!momentum) {
