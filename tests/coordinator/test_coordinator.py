@@ -18,7 +18,8 @@ from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.coordinator import MAX_UPDATES_BYTES
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, direction
 from foreseed.engine.update import replay
-from foreseed.methods.ntk_baffle import Learnt, NotFiniteError, learn
+from foreseed.methods.descent import NotFiniteError
+from foreseed.methods.ntk_baffle import Learnt, learn
 from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, decode, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
 

@@ -208,10 +208,11 @@ class Train(Table):
     )
     memory: bool = Field(
         default=False,
-        description="the server remembers each device's last estimate: less noise of who was asked; devices fetch values",
+        description="the server remembers devices' last estimates: less noise of who was asked; devices fetch values",
     )
     memory_bytes: Count = Field(
-        default=2**30, description="memory's largest file: more remember more devices, the longest unheard are forgotten"
+        default=2**30,
+        description="memory's largest file: more remember more devices, the longest unheard are forgotten",
     )
     robust: Literal["none", "clip", "trim"] = Field(
         default="none",

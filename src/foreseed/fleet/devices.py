@@ -126,6 +126,8 @@ class FleetDevices:
             "real devices cannot backpropagate; expected a method of forward passes, such as ntk-baffle"
         )
 
+    gradients = train
+
     def ask(self, coordinator: Coordinator, program: Program) -> Traffic:
         if program is not self.task.program:
             raise ForeseedError("real devices keep the program that they began with; expected a method of a fixed mask")

@@ -2,11 +2,13 @@
 
 from foreseed.methods import baffle as baffle
 from foreseed.methods import fedavg as fedavg
+from foreseed.methods import fedsgd as fedsgd
 from foreseed.methods import ntk_baffle as ntk_baffle
 from foreseed.methods import ntk_fedavg as ntk_fedavg
 from foreseed.methods.protocol import UNSAVED as UNSAVED
 from foreseed.methods.protocol import Devices as Devices
 from foreseed.methods.protocol import Job as Job
+from foreseed.methods.protocol import KeepsFiles as KeepsFiles
 from foreseed.methods.protocol import LocalResult as LocalResult
 from foreseed.methods.protocol import RoundResult as RoundResult
 from foreseed.methods.protocol import State as State

@@ -12,27 +12,37 @@ by round; a device that was never heard has y_i = m. Devices take no notice of a
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from foreseed.engine import ForeseedError
 from foreseed.methods.protocol import UNSAVED, Vector
-from foreseed.methods.sums import dot, square
+from foreseed.methods.sums import Doubles, dot, square
 
 _DECAY = 0.9
 """Of the regression's sums, a round: long enough to steady it, short enough to follow training."""
+_FILE = "memory.f32"
 
-Doubles = npt.NDArray[np.float64]
+
+def _nothing() -> Vector:
+    return np.zeros((0, 0), np.float32)
 
 
 @dataclass
 class Memory:
-    """The last estimate of as many devices as there is room for; the longest unheard are forgotten first."""
+    """The last estimate of as many devices as there is room for; the longest unheard are forgotten first.
+
+    A checkpoint holds the rows of its own round, the file all earlier ones: `remember` puts a round's rows into the
+    file when the next one comes, so that at any moment the two together are the memory at the checkpoint's round.
+    """
 
     slots: npt.NDArray[np.int32]
     """Where each device's estimate lies; -1 = nowhere."""
@@ -43,25 +53,37 @@ class Memory:
     total: Doubles
     """All that is remembered, each times its samples."""
     products: float = 0.0
-    """What devices say, times what they said: the regression's sums; and, as `squares`, what they said, squared."""
+    """The regression's sums: what devices say times what they said and, as `squares`, what they said squared."""
     squares: float = 0.0
-    rows: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), metadata=UNSAVED)
-    fresh: dict[int, Vector] = field(default_factory=dict, metadata=UNSAVED)
-    """Rows of the round that is being closed, by slot."""
+    fresh: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Slots of the last round's estimates, which are `fresh_rows`."""
+    fresh_rows: Vector = field(default_factory=_nothing)
+    rows: Vector = field(default_factory=_nothing, metadata=UNSAVED)
+    """The file, or, without one, memory."""
 
     @staticmethod
-    def of(devices: int, n: int, most_bytes: int) -> Memory:
+    def of(devices: int, per_round: int, n: int, most_bytes: int) -> Memory:
         """An empty memory for so many devices with estimates of n numbers, in at most so many bytes."""
         room = min(devices, most_bytes // (4 * n))
-        if room < 2:
+        if room < per_round:
             raise ForeseedError(
                 f"train.memory_bytes {most_bytes} has room for {room} estimates of {4 * n} bytes, expected at least "
-                "two; raise it, or set train.memory to false"
+                f"data.per_round, which is {per_round}; raise it, or set train.memory to false"
             )
         return Memory(
             np.full(devices, -1, np.int32), np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(n),
             rows=np.zeros((room, n), np.float32),
         )  # fmt: skip
+
+    def keep_in(self, folder: Path) -> None:
+        """Lie in a file there from now on: that of the checkpoint that was restored, or a new one."""
+        path, (room, n), begun = folder / _FILE, self.rows.shape, bool((self.slots >= 0).any())
+        if begun and (not path.exists() or path.stat().st_size != 4 * room * n):
+            raise ForeseedError(f"{path} is not there as the checkpoint needs it; start the run anew")
+        if not begun:
+            folder.mkdir(parents=True, exist_ok=True)
+            _reserve(path, 4 * room * n)
+        self.rows = np.memmap(path, np.float32, "r+", shape=(room, n))
 
     @property
     def share(self) -> float:
@@ -70,48 +92,73 @@ class Memory:
 
     def corrected(self, devices: Sequence[int], given: Sequence[Doubles], weights: Doubles) -> Sequence[Doubles]:
         """The estimates g_i - a (y_i - m) of the devices asked, for their g_i."""
-        known = [device for device in devices if self.slots[device] >= 0]
         count = int(self.samples[self.slots >= 0].sum())
         if not count:
             return given
         middle = self.total / count
-        surprises = {device: self._row(device).astype(np.float64) - middle for device in known}
+        known = [(i, self._row(device) - middle) for i, device in enumerate(devices) if self.slots[device] >= 0]
         if len(known) > 1:
-            mine = [(w, g, surprises[d]) for d, g, w in zip(devices, given, weights, strict=True) if d in surprises]
-            mean = sum((w * g for w, g, _ in mine), np.zeros_like(middle)) / sum(w for w, _, _ in mine)
-            self.products = _DECAY * self.products + sum(w * dot(g - mean, y) for w, g, y in mine)
-            self.squares = _DECAY * self.squares + sum(w * square(y) for w, _, y in mine)
-        a = self.share
-        return [g - a * surprises[d] if d in surprises else g for d, g in zip(devices, given, strict=True)]
+            mean = _sum(weights[i] * given[i] for i, _ in known) / _sum(weights[i] for i, _ in known)
+            self.products = _DECAY * self.products + _sum(weights[i] * dot(given[i] - mean, y) for i, y in known)
+            self.squares = _DECAY * self.squares + _sum(weights[i] * square(y) for i, y in known)
+        share, corrected = self.share, list(given)
+        for i, y in known:
+            corrected[i] = given[i] - share * y
+        return corrected
 
-    def remember(self, round: int, devices: Sequence[int], estimates: Sequence[Doubles], samples: Sequence[int]) -> None:
+    def remember(
+        self, round: int, devices: Sequence[int], estimates: Sequence[Doubles], samples: Sequence[int]
+    ) -> None:
         """Keep what these devices said in this round."""
+        self._settle()
+        rows, slots = [], []
         for device, estimate, count in zip(devices, estimates, samples, strict=True):
-            if self.slots[device] >= 0:
-                self._take_off(device)
-            slot = self._slot(device, round)
-            self.fresh[slot] = estimate.astype(np.float32)
+            row = estimate.astype(np.float32)
+            slot = self._slot(device)
             self.slots[device], self.heard[device], self.samples[device] = slot, round, count
-            self.total += count * self.fresh[slot].astype(np.float64)
+            self.total += count * row.astype(np.float64)
+            rows.append(row)
+            slots.append(slot)
+        self.fresh, self.fresh_rows = np.array(slots, np.int32), np.stack(rows)
 
-    def _slot(self, device: int, round: int) -> int:
-        """The device's own slot, a free one, or that of the device that was longest not heard."""
-        if self.slots[device] >= 0:
-            return int(self.slots[device])
-        used = self.slots[self.slots >= 0]
-        if len(used) < len(self.rows):
-            return len(used)  # slots are filled in turn and never given back
+    def _settle(self) -> None:
+        """Put the last round's rows where they belong; its checkpoint, which holds them too, is on the disk."""
+        if self.fresh.size:
+            self.rows[self.fresh] = self.fresh_rows
+            if isinstance(self.rows, np.memmap):
+                self.rows.flush()
+        self.fresh = np.zeros(0, np.int32)
+
+    def _slot(self, device: int) -> int:
+        """The device's own slot, a free one, or that of the device that was longest not heard; without its old row."""
         held = np.flatnonzero(self.slots >= 0)
-        oldest = int(held[np.argmin(self.heard[held])])
-        slot = int(self.slots[oldest])
-        self._take_off(oldest)
-        self.slots[oldest] = -1
+        if self.slots[device] < 0 and len(held) < len(self.rows):
+            return len(held)  # slots are filled in turn, and only ever handed on
+        owner = device if self.slots[device] >= 0 else int(held[np.argmin(self.heard[held])])
+        slot = int(self.slots[owner])
+        self.total -= int(self.samples[owner]) * self._row(owner)
+        self.slots[owner] = -1
         return slot
 
-    def _take_off(self, device: int) -> None:
-        self.total -= int(self.samples[device]) * self._row(device).astype(np.float64)
-
-    def _row(self, device: int) -> Vector:
-        slot = int(self.slots[device])
-        row: Vector = self.fresh.get(slot, self.rows[slot])
+    def _row(self, device: int) -> Doubles:
+        slot = self.slots[device]
+        fresh = np.flatnonzero(self.fresh == slot)
+        row: Doubles = (self.fresh_rows[fresh[0]] if len(fresh) else self.rows[slot]).astype(np.float64)
         return row
+
+
+def _sum(terms: Iterable[Any]) -> Any:
+    # The built-in sum of floats rounds differently from one Python version to the next.
+    return reduce(operator.add, terms)
+
+
+def _reserve(path: Path, size: int) -> None:
+    """A new file of zeros; the disk holds all of it from the beginning."""
+    with open(path, "wb") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            path.unlink()
+            raise ForeseedError(
+                f"{path}: no room for {size} bytes of memory ({error.strerror}); lower train.memory_bytes"
+            ) from None

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 
-import numpy as np
-import numpy.typing as npt
-
-from foreseed.methods.sums import square
+from foreseed.methods.sums import Doubles, square
 
 _DECAY = 0.9
 """Of the averages, a round: single rounds say little."""
-
-Doubles = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -25,7 +21,7 @@ class Noise:
     weight: float = 0.0
     """Of the rounds so far: averages of few rounds are not pulled to 0."""
 
-    def measure(self, estimates: Sequence[Doubles], weights: Doubles) -> float | None:
+    def measure(self, estimates: Sequence[Doubles], mean: Doubles, weights: Doubles) -> float | None:
         """The signal-to-noise ratio of one round; None where a single device answered.
 
         With g = sum of w_i g_i, the differences g_i - g hold all noise there is: which devices were asked, which
@@ -33,10 +29,9 @@ class Noise:
         """
         if len(estimates) < 2:
             return None
-        mean = sum((w * g for w, g in zip(weights, estimates, strict=True)), np.zeros_like(estimates[0]))
-        apart = sum(float(w) ** 2 * square(g - mean) for w, g in zip(weights, estimates, strict=True))
+        apart = fsum(float(w) ** 2 * square(g - mean) for w, g in zip(weights, estimates, strict=True))
         # The mean lies nearer to its own parts than the truth does: for equal weights by (m - 1) / m.
-        noise = apart / (1 - float(np.add.accumulate(weights**2)[-1]))
+        noise = apart / (1 - fsum(weights**2))
         signal = square(mean) - noise
         self.signal = _DECAY * self.signal + (1 - _DECAY) * signal
         self.noise = _DECAY * self.noise + (1 - _DECAY) * noise

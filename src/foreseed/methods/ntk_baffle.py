@@ -10,37 +10,34 @@ BP-free training (lines 1-12 of its second half)   this file
                                                    `Devices.ask`; on a device: `foreseed.device.probing.answer`
     10      make the same directions from seeds    `rebuilt_gradient`
     11      aggregate by Eq. 16                    `stein_coefficients`
-    12      W <- W - eta g, with momentum          `step`
+    12      W <- W - eta g, with momentum          `foreseed.methods.descent.step`
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import fsum, sqrt
+from math import fsum
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from foreseed.config import Config, Method, enter, fingerprint
-from foreseed.coordinator import Coordinator, Optimiser, Rules
+from foreseed.coordinator import Coordinator, Rules
 from foreseed.coordinator.coordinator import State as ServerState
 from foreseed.coordinator.robust import added, clipped, fair, trimmed_mean
 from foreseed.engine import SHARED_DEVICE, ForeseedError, Program
-from foreseed.engine.update import apply_step, estimate
+from foreseed.engine.update import estimate
 from foreseed.meter import DeviceMemory, Work, bp_free_memory, forward_work
 from foreseed.methods.averaging import moving_average
-from foreseed.methods.memory import Memory
+from foreseed.methods.descent import Descent, norm, optimiser_of, step
 from foreseed.methods.noise import Noise
 from foreseed.methods.protocol import UNSAVED, Devices, RoundResult, Vector
 from foreseed.methods.task import Task
 from foreseed.wire import Reply, Update
 
 Map: TypeAlias = Callable[[Callable[[tuple[int, int]], None], Iterable[tuple[int, int]]], Iterable[None]]
-
-
-class NotFiniteError(ForeseedError):
-    """The update would make values that are not finite; the state before it is kept."""
 
 
 @dataclass
@@ -50,10 +47,13 @@ class State:
     program: Program
     server: ServerState
     ema: Vector | None
-    noise: Noise
-    memory: Memory | None
+    descent: Descent
     coordinator: Coordinator = field(metadata=UNSAVED)
     """Works on `server`."""
+
+    def keep_in(self, folder: Path) -> None:
+        if self.descent.memory is not None:
+            self.descent.memory.keep_in(folder)
 
     @property
     def values(self) -> Vector:
@@ -80,17 +80,15 @@ class Learnt(NamedTuple):
 
 def init(task: Task) -> State:
     """Line 1: W <- W0 * m."""
-    coordinator = Coordinator.start(_rules(task.config), _optimiser(task.config), task.values, task.stats)
-    t = task.config.train
-    ema = task.values.copy() if t.ema else None
-    memory = Memory.of(task.config.data.devices, len(task.values), t.memory_bytes) if t.memory else None
-    return State(task.program, coordinator.state, ema, Noise(), memory, coordinator)
+    coordinator = Coordinator.start(_rules(task.config), optimiser_of(task.config), task.values, task.stats)
+    ema = task.values.copy() if task.config.train.ema else None
+    return State(task.program, coordinator.state, ema, Descent.of(task.config, len(task.values)), coordinator)
 
 
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
     """Lines 2-12: one round of training."""
     traffic = devices.ask(state.coordinator, state.program)
-    learnt = learn(state.coordinator, devices.map, state.noise, state.memory)
+    learnt = learn(state.coordinator, devices.map, state.descent)
     state.ema = moving_average(state.ema, state.values, task.config.train.ema)
     return RoundResult(
         round=learnt.update.round,
@@ -101,41 +99,41 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
         work=sum((forward_work(state.program, reply.forward_passes) for reply in learnt.replies), Work()),
         traffic=traffic,
         snr=learnt.snr,
-        remembered=None if state.memory is None else state.memory.share,
+        remembered=state.descent.remembered,
     )
 
 
-def learn(
-    coordinator: Coordinator, spread_over: Map = map, noise: Noise | None = None, memory: Memory | None = None
-) -> Learnt:
+def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | None = None) -> Learnt:
     """Lines 10-12: from the open round's replies to the next round's values.
 
     `spread_over` maps a function over ranges of coordinates; a thread pool's `map` makes it parallel, with the same
     bits, since coordinates are independent.
     """
-    rules, server, replies, noise = coordinator.rules, coordinator.state, coordinator.replies, noise or Noise()
+    rules, server, replies, descent = (
+        coordinator.rules,
+        coordinator.state,
+        coordinator.replies,
+        descent or Descent(Noise()),
+    )
     update = Update(coordinator.round, b"", stein_coefficients(rules, replies))
     gradient, parts = rebuilt_gradient(rules, update, len(server.values), spread_over)
-    samples = sum(reply.samples for reply in replies)
-    weights = np.array([reply.samples / samples for reply in replies])
-    devices, snr = [reply.device for reply in replies], None
-    # Where devices share directions there is one part for all.
+    samples, snr = [reply.samples for reply in replies], None
+    # Devices that share directions have one part together.
     if len(parts) == len(replies) and np.isfinite(gradient).all():
-        corrected = [part.astype(np.float64) / weight for part, weight in zip(parts, weights, strict=True)]
-        if memory is not None:
-            estimates, corrected = corrected, memory.corrected(devices, corrected, weights)
-            gradient = added(w * g for w, g in zip(weights, corrected, strict=True)).astype(np.float32)
-            memory.remember(update.round, devices, estimates, [reply.samples for reply in replies])
-        snr = noise.measure(corrected, weights)
-    share = noise.share(coordinator.optimiser.momentum) if rules.follow_noise else 1.0
+        estimates = [
+            part * (sum(samples) / count) for part, count in zip(parts.astype(np.float64), samples, strict=True)
+        ]
+        mean, snr = descent.combine(update.round, [reply.device for reply in replies], samples, estimates)
+        gradient = mean if rules.memory else gradient
+    share = descent.noise.share(coordinator.optimiser.momentum) if rules.follow_noise else 1.0
     update = update._replace(step=coordinator.optimiser.step(update.round, share))
     if rules.clip:
         update, gradient = _with_norm_at_most(coordinator, update, gradient, spread_over)
     values, buffers = step(server.values, server.buffers, gradient, update.step)
     coordinator.close(update, values, buffers)
     # fsum: the built-in sum of floats rounds differently from one Python version to the next.
-    loss = fsum(reply.samples * reply.base_loss for reply in replies) / samples
-    return Learnt(update, share * coordinator.optimiser.lr_at(update.round), loss, samples, replies, snr)
+    loss = fsum(reply.samples * reply.base_loss for reply in replies) / sum(samples)
+    return Learnt(update, share * coordinator.optimiser.lr_at(update.round), loss, sum(samples), replies, snr)
 
 
 def stein_coefficients(rules: Rules, replies: Sequence[Reply]) -> tuple[tuple[int, bytes], ...]:
@@ -183,27 +181,13 @@ def rebuilt_gradient(rules: Rules, update: Update, n: int, spread_over: Map) -> 
     return gradient, parts
 
 
-def step(values: Vector, buffers: Sequence[Vector], gradient: Vector, constants: bytes) -> tuple[Vector, list[Vector]]:
-    """Line 12: a step of the server's optimiser; new values, and the optimiser's new vectors."""
-    moved, kept = values.copy(), [buffer.copy() for buffer in buffers]
-    apply_step(moved, kept, gradient, constants)
-    if not all(np.isfinite(vector).all() for vector in (moved, *kept)):
-        raise NotFiniteError(
-            "the update makes values that are not finite; lower train.lr, or set train.clip, and start anew"
-        )
-    return moved, kept
-
-
 def _with_norm_at_most(
     coordinator: Coordinator, update: Update, gradient: Vector, spread_over: Map
 ) -> tuple[Update, Vector]:
-    # np.sum would add in an order of its own choice, and the log's coefficients follow from the norm; fsum takes
-    # 4 ms for 60,000 numbers.
-    rules = coordinator.rules
-    norm = sqrt(fsum((gradient.astype(np.float64) ** 2).tolist()))
-    if not rules.clip < norm < np.inf:
+    rules, length = coordinator.rules, norm(gradient)
+    if not rules.clip < length < np.inf:
         return update, gradient
-    factor = np.float64(rules.clip / norm)
+    factor = np.float64(rules.clip / length)
     if not coordinator.devices_replay:
         return update, (factor * gradient).astype(np.float32)
     # The log must hold what was really applied, so the coefficients shrink, and the estimate is made again.
@@ -230,11 +214,6 @@ def _rules(config: Config) -> Rules:
         t.spread, t.difference == "central", t.local_steps, t.local_lr, t.clip, t.robust, t.trim,
         config.fleet.replay_numbers, follow_noise=t.rate == "noise", memory=t.memory,
     )  # fmt: skip
-
-
-def _optimiser(config: Config) -> Optimiser:
-    t = config.train
-    return Optimiser(t.optimiser, t.lr, t.momentum, t.weight_decay, t.lr_decay)
 
 
 enter(Method("ntk-baffle", "pruned, forward passes only", init, round, device_memory, prunes=True))

@@ -48,12 +48,12 @@ class PartTape:
     def _note(self, layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
         self._inputs[layer], self._outputs[layer] = given[0].detach(), out
 
-    def gradients(self, losses: Tensor, parts: Sequence[tuple[int, int]]) -> dict[nn.Parameter, Tensor]:
+    def gradients(self, losses: Tensor, parts: Sequence[tuple[int, int]]) -> dict[Tensor, Tensor]:
         """Gradients of the mean loss of each part (first image, count): for each parameter, [part, its numbers]."""
         used = [layer for layer in self._layers if layer in self._outputs]
         changes = torch.autograd.grad(losses.sum(), [self._outputs[layer] for layer in used])
         counts = torch.tensor([[float(count)] for _, count in parts])
-        found: dict[nn.Parameter, Tensor] = {}
+        found: dict[Tensor, Tensor] = {}
         with torch.no_grad():
             for layer, change in zip(used, changes, strict=True):
                 pieces = [(change[at : at + count], self._inputs[layer][at : at + count]) for at, count in parts]

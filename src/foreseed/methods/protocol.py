@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,14 @@ class State(Protocol):
     @property
     def ema(self) -> Vector | None:
         """The moving average of the values, for evaluation only."""
+
+
+@runtime_checkable
+class KeepsFiles(Protocol):
+    """A state with more to keep than a checkpoint should hold each round."""
+
+    def keep_in(self, folder: Path) -> None:
+        """Called once, before the first round and after a checkpoint was restored: files of its own lie here."""
 
 
 UNSAVED = {"saved": False}
@@ -91,6 +100,7 @@ class LocalResult(NamedTuple):
 
     samples: int
     values: Vector
+    """Or the gradient."""
     stats: Vector
     loss: float
     """Mean loss of its images when their minibatch came up."""
@@ -104,6 +114,9 @@ class Devices(Protocol):
 
     def train(self, job: Job) -> Iterator[LocalResult]:
         """Backpropagation on the job's devices, one result after the other in their order."""
+
+    def gradients(self, job: Job) -> Iterator[LocalResult]:
+        """The exact gradient of each device's mean loss, in place of values that were trained."""
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """Results in the order of the items; the work is shared out over the cores."""

@@ -1,4 +1,4 @@
-"""Sums of products, added one after the other: NumPy's own choose an order by the machine, and rates follow from them."""
+"""Sums of products, added one after the other: NumPy's own have an order by the machine, and rates follow from them."""
 
 from __future__ import annotations
 

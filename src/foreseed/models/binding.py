@@ -98,7 +98,7 @@ class Binding:
         grads = [(slot, slot.parameter.grad) for slot in self._slots]
         return _floats([torch.zeros(slot.size) if grad is None else slot.pick(grad) for slot, grad in grads])
 
-    def gradients(self, grads: Mapping[nn.Parameter, Tensor]) -> Tensor:
+    def gradients(self, grads: Mapping[Tensor, Tensor]) -> Tensor:
         """Several gradients [gradient, value] from those of every parameter [gradient, its flat numbers]."""
         rows = [(grads[slot.parameter].flatten(1), slot.live) for slot in self._slots]
         return torch.cat([row if live is None else row[:, live] for row, live in rows], 1)

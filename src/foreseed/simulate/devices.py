@@ -84,6 +84,18 @@ class SimulatedDevices:
 
         yield from self.map(client_update, job.devices)
 
+    def gradients(self, job: Job) -> Iterator[LocalResult]:
+        self._prepare_trainer(job.program)
+
+        def gradient(device: int) -> LocalResult:
+            images, labels = self.population.images(device)
+            stats = self._batch_stats(job.program, job.values, device)
+            parts, loss = self._own_trainer(job.program).gradient(job.values, images, labels, [(0, len(images))], stats)
+            kept = np.zeros(0, np.float32) if stats is None else np.array(stats, np.float32)
+            return LocalResult(len(images), parts[0], kept, loss)
+
+        yield from self.map(gradient, job.devices)
+
     def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
         """Every device's reply. All of them hold the server's values (a catch-up proves that by its hash)."""
         if self.task.config.engine == "exact":
@@ -95,15 +107,19 @@ class SimulatedDevices:
         return [done[i] for i in range(len(orders))]
 
     def _reply(self, message: OrderMessage, program: Program, values: Vector) -> Reply:
-        order, engine = Order.of(message), self._workers.engine(program)
-        samples = self.population.samples(message.device)
-        # BatchNorm: the statistics of the device's own images at the values as they are, frozen while it probes.
-        stats = engine.batch_stats(values, samples) if program.n_stats else None
+        order, stats = Order.of(message), self._batch_stats(program, values, message.device)
         if self.task.config.engine == "exact":
             result = self._exact(order, program, values, stats)
         else:
-            result = answer(engine, values, samples, order, stats)
+            samples = self.population.samples(message.device)
+            result = answer(self._workers.engine(program), values, samples, order, stats)
         return reply_to(message, result, stats)
+
+    def _batch_stats(self, program: Program, values: Vector, device: int) -> array[float] | None:
+        """BatchNorm: the statistics of the device's own images at the values as they are, frozen while it probes."""
+        if not program.n_stats:
+            return None
+        return self._workers.engine(program).batch_stats(values, self.population.samples(device))
 
     # The limit of short probes, by backpropagation.
 

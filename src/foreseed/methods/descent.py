@@ -1,0 +1,79 @@
+"""From the estimates of a round's devices to a step: what is remembered, how noisy it is, how long a step may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum, sqrt
+
+import numpy as np
+
+from foreseed.config import Config
+from foreseed.coordinator import Optimiser
+from foreseed.coordinator.robust import added
+from foreseed.engine import ForeseedError
+from foreseed.engine.update import apply_step
+from foreseed.methods.memory import Memory
+from foreseed.methods.noise import Noise
+from foreseed.methods.protocol import Vector
+from foreseed.methods.sums import Doubles
+
+
+class NotFiniteError(ForeseedError):
+    """The update would make values that are not finite; the state before it is kept."""
+
+
+@dataclass
+class Descent:
+    """What the server knows of estimates beyond the round; a checkpoint keeps it."""
+
+    noise: Noise
+    memory: Memory | None = None
+
+    @staticmethod
+    def of(config: Config, n: int) -> Descent:
+        """At the start of a run that learns n values."""
+        t, data = config.train, config.data
+        return Descent(Noise(), Memory.of(data.devices, data.per_round, n, t.memory_bytes) if t.memory else None)
+
+    def combine(
+        self, round: int, devices: Sequence[int], samples: Sequence[int], estimates: Sequence[Doubles]
+    ) -> tuple[Vector, float | None]:
+        """The mean of the devices' estimates by samples, and its signal-to-noise ratio; the memory lessens noise."""
+        total = sum(samples)
+        weights = np.array([count / total for count in samples])
+        corrected = estimates
+        if self.memory is not None:
+            corrected = self.memory.corrected(devices, estimates, weights)
+            self.memory.remember(round, devices, estimates, samples)
+        mean = added(weight * estimate for weight, estimate in zip(weights, corrected, strict=True))
+        return mean.astype(np.float32), self.noise.measure(corrected, mean, weights)
+
+    @property
+    def remembered(self) -> float | None:
+        """How much of what is remembered counts; None without a memory."""
+        return None if self.memory is None else self.memory.share
+
+
+def optimiser_of(config: Config) -> Optimiser:
+    """The server's optimiser."""
+    t = config.train
+    return Optimiser(t.optimiser, t.lr, t.momentum, t.weight_decay, t.lr_decay)
+
+
+def norm(gradient: Vector) -> float:
+    """The length of a gradient, the same everywhere."""
+    # np.sum would add in an order of its own choice, and what is applied follows from it; fsum takes 4 ms for 60,000
+    # numbers.
+    return sqrt(fsum((gradient.astype(np.float64) ** 2).tolist()))
+
+
+def step(values: Vector, buffers: Sequence[Vector], gradient: Vector, constants: bytes) -> tuple[Vector, list[Vector]]:
+    """A step of the server's optimiser; new values, and the optimiser's new vectors."""
+    moved, kept = values.copy(), [buffer.copy() for buffer in buffers]
+    apply_step(moved, kept, gradient, constants)
+    if not all(np.isfinite(vector).all() for vector in (moved, *kept)):
+        raise NotFiniteError(
+            "the update makes values that are not finite; lower train.lr, or set train.clip, and start anew"
+        )
+    return moved, kept
