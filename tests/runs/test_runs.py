@@ -28,7 +28,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "exact": {"engine": "exact", "train__spread": 2, "train__momentum": 0.0},
     "local-steps": {"method": "baffle", "train__local_steps": 2, "train__difference": "central"},
     "batch-norm": {"model__name": WITH_BATCH_NORM},
+    "memory": {"train__memory": True, "train__rate": "noise", "train__memory_bytes": 4 * 4 * 301},
     "fedavg": {"method": "fedavg", "train__ema": 0.5},
+    "fedsgd": {"method": "fedsgd", "train__memory": True, "train__ema": 0.5},
     "ntk-fedavg": {"method": "ntk-fedavg", "model__name": WITH_BATCH_NORM},
 }
 
@@ -93,7 +95,7 @@ def test_run_interrupted_after_every_round_equals_an_uninterrupted_one(arm: str,
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("arm", ["ntk-baffle", "fedavg"])
+@pytest.mark.parametrize("arm", ["ntk-baffle", "memory", "fedavg"])
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_run_stopped_at_any_write_equals_an_uninterrupted_one(
     arm: str, call: str, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +128,7 @@ def test_run_stopped_at_any_write_equals_an_uninterrupted_one(
     assert stops >= 7
 
 
-@pytest.mark.parametrize("arm", ["ntk-baffle", "fedavg"])
+@pytest.mark.parametrize("arm", ["ntk-baffle", "memory", "fedavg"])
 def test_run_killed_at_random_moments_equals_an_uninterrupted_one(arm: str, bars: Path, tmp_path: Path) -> None:
     # Many more rounds than pass in the moment before a kill, so that on a fast machine too it strikes in between.
     config = small_config(bars, rounds=250, eval_every=1, **ARMS[arm])

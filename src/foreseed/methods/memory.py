@@ -12,17 +12,16 @@ by round; a device that was never heard has y_i = m. Devices take no notice of a
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from math import fsum
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from foreseed.coordinator.robust import added
 from foreseed.engine import ForeseedError
 from foreseed.methods.protocol import UNSAVED, Vector
 from foreseed.methods.sums import Doubles, dot, square
@@ -98,9 +97,12 @@ class Memory:
         middle = self.total / count
         known = [(i, self._row(device) - middle) for i, device in enumerate(devices) if self.slots[device] >= 0]
         if len(known) > 1:
-            mean = _sum(weights[i] * given[i] for i, _ in known) / _sum(weights[i] for i, _ in known)
-            self.products = _DECAY * self.products + _sum(weights[i] * dot(given[i] - mean, y) for i, y in known)
-            self.squares = _DECAY * self.squares + _sum(weights[i] * square(y) for i, y in known)
+            shares = weights[[i for i, _ in known]] / fsum(weights[i] for i, _ in known)
+            mean = added(share * given[i] for share, (i, _) in zip(shares, known, strict=True))
+            products = fsum(share * dot(given[i] - mean, y) for share, (i, y) in zip(shares, known, strict=True))
+            # The mean has a part of every one of them, which takes that much off.
+            self.products = _DECAY * self.products + products / (1 - fsum(shares**2))
+            self.squares = _DECAY * self.squares + fsum(s * square(y) for s, (_, y) in zip(shares, known, strict=True))
         share, corrected = self.share, list(given)
         for i, y in known:
             corrected[i] = given[i] - share * y
@@ -145,11 +147,6 @@ class Memory:
         fresh = np.flatnonzero(self.fresh == slot)
         row: Doubles = (self.fresh_rows[fresh[0]] if len(fresh) else self.rows[slot]).astype(np.float64)
         return row
-
-
-def _sum(terms: Iterable[Any]) -> Any:
-    # The built-in sum of floats rounds differently from one Python version to the next.
-    return reduce(operator.add, terms)
 
 
 def _reserve(path: Path, size: int) -> None:

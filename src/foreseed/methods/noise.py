@@ -31,7 +31,8 @@ class Noise:
             return None
         apart = fsum(float(w) ** 2 * square(g - mean) for w, g in zip(weights, estimates, strict=True))
         # The mean lies nearer to its own parts than the truth does: for equal weights by (m - 1) / m.
-        noise = apart / (1 - fsum(weights**2))
+        squares, cubes = fsum(weights**2), fsum(weights**3)
+        noise = apart * squares / (squares - 2 * cubes + squares**2)
         signal = square(mean) - noise
         self.signal = _DECAY * self.signal + (1 - _DECAY) * signal
         self.noise = _DECAY * self.noise + (1 - _DECAY) * noise
