@@ -38,7 +38,7 @@ def errors(memory: Memory | None, noise: float, rounds: int, devices: int = 20, 
 
 
 def test_good_estimates_leave_no_noise_of_who_was_asked() -> None:
-    memory = Memory.of(20, 4, N, 10**6)
+    memory = Memory.of(20, 4, [N], 10**6)
     remembered, plain = errors(memory, 0.0, 60), errors(None, 0.0, 60)
     # Once all devices were heard, nothing is left to be unsure of.
     assert (memory.slots >= 0).all()
@@ -47,7 +47,7 @@ def test_good_estimates_leave_no_noise_of_who_was_asked() -> None:
 
 
 def test_estimates_that_are_all_noise_are_hardly_remembered() -> None:
-    memory = Memory.of(20, 4, N, 10**6)
+    memory = Memory.of(20, 4, [N], 10**6)
     errors(memory, 30.0, 200)
     assert memory.share < 0.1
 
@@ -56,7 +56,7 @@ def test_share_is_between_and_lessens_the_error_where_noise_is_like_the_devices_
     # Over seeds: the mean error with and without, against the spread of their difference.
     gains = []
     for seed in range(20):
-        memory = Memory.of(20, 4, N, 10**6)
+        memory = Memory.of(20, 4, [N], 10**6)
         rng = np.random.default_rng(seed)
         gradients, weights = rng.normal(size=(20, N)), np.full(4, 1 / 4)
         with_, without = [], []
@@ -74,8 +74,22 @@ def test_share_is_between_and_lessens_the_error_where_noise_is_like_the_devices_
     assert np.mean(gains) > 4 * np.std(gains) / np.sqrt(len(gains)) > 0
 
 
+def test_each_tensor_is_remembered_as_well_as_its_own_estimates_are() -> None:
+    memory, rng = Memory.of(20, 4, [10, 500], 10**6), np.random.default_rng(0)
+    gradients = rng.normal(size=(20, 510))
+    noise = np.repeat([0.1, 10.0], [10, 500])
+    for number in range(1, 101):
+        chosen = rng.choice(20, 4, replace=False).tolist()
+        estimates = [gradients[device] + noise * rng.normal(size=510) for device in chosen]
+        memory.corrected(chosen, estimates, np.full(4, 1 / 4))
+        memory.remember(number, chosen, estimates, [5] * 4)
+    good, bad = memory.shares
+    assert good > 0.9
+    assert bad < 0.15
+
+
 def test_device_never_heard_is_left_as_it_is() -> None:
-    memory = Memory.of(3, 1, 2, 10**6)
+    memory = Memory.of(3, 1, [2], 10**6)
     memory.remember(1, [0], [np.array([1.0, 2.0])], [5])
     given = np.array([7.0, 7.0])
     [corrected] = memory.corrected([1], [given], np.array([1.0]))
@@ -83,7 +97,7 @@ def test_device_never_heard_is_left_as_it_is() -> None:
 
 
 def test_longest_unheard_is_forgotten_first_and_its_part_of_the_mean_goes() -> None:
-    memory = Memory.of(4, 2, 2, 2 * 8)
+    memory = Memory.of(4, 2, [2], 2 * 8)
     rows = {device: np.array([device, 10.0 * device]) for device in range(4)}
     memory.remember(1, [0, 1], [rows[0], rows[1]], [1, 2])
     memory.remember(2, [1], [rows[1]], [2])
@@ -103,21 +117,21 @@ def test_restored_from_a_checkpoint_and_its_file_it_goes_on_the_same(tmp_path: P
             memory.remember(number, chosen, estimates, [1, 2, 3])
         return found
 
-    whole = rounds(Memory.of(6, 3, N, 4 * 4 * N), 1, 12)
-    killed = Memory.of(6, 3, N, 4 * 4 * N)
+    whole = rounds(Memory.of(6, 3, [N], 4 * 4 * N), 1, 12)
+    killed = Memory.of(6, 3, [N], 4 * 4 * N)
     killed.keep_in(tmp_path)
     rounds(killed, 1, 7)
     checkpoint.save(tmp_path / "state.npz", 7, killed)
     rounds(killed, 8, 8)  # its rows are in no checkpoint: they must not be seen
     del killed
-    again = Memory.of(6, 3, N, 4 * 4 * N)
+    again = Memory.of(6, 3, [N], 4 * 4 * N)
     assert checkpoint.restore(tmp_path / "state.npz", again) == 7
     again.keep_in(tmp_path)
     np.testing.assert_array_equal(rounds(again, 8, 12), whole[7:])
 
 
 def test_file_that_is_gone_is_told(tmp_path: Path) -> None:
-    memory = Memory.of(4, 2, 2, 10**6)
+    memory = Memory.of(4, 2, [2], 10**6)
     memory.keep_in(tmp_path)
     memory.remember(1, [0, 1], [np.ones(2), np.ones(2)], [1, 2])
     (tmp_path / "memory.f32").unlink()
@@ -127,8 +141,8 @@ def test_file_that_is_gone_is_told(tmp_path: Path) -> None:
 
 def test_too_few_bytes_and_too_small_a_disk_are_told(tmp_path: Path) -> None:
     with pytest.raises(ForeseedError, match=r"train\.memory_bytes 100 has room for 0 estimates"):
-        Memory.of(20, 4, N, 100)
-    huge = Memory.of(20, 4, N, 10**6)
+        Memory.of(20, 4, [N], 100)
+    huge = Memory.of(20, 4, [N], 10**6)
     huge.rows = np.broadcast_to(np.zeros((1, 1), np.float32), (10**9, 10**6))
     with pytest.raises(ForeseedError, match=r"lower train\.memory_bytes"):
         huge.keep_in(tmp_path)

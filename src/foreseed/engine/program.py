@@ -64,6 +64,14 @@ class Program(ProgramHead):
         """Name, shape, live weights and MACs of every op."""
         return [place.layer for place in self.places]
 
+    def tensor_sizes(self) -> list[int]:
+        """How many of the values each tensor has, in their order: a layer's live weights, its biases, ..."""
+        return [
+            place.op.n_weights if name == "weight" and KINDS[place.op.kind].prunable else prod(shape)
+            for place in self.places
+            for name, shape in place.parameters.items()
+        ]
+
     def shapes(self) -> list[Shape]:
         """The shape of every tensor: the image first, then the result of each op."""
         return [self.input_shape, *(layer.shape for layer in self.layers())]

@@ -17,6 +17,7 @@ from foreseed.methods.memory import Memory
 from foreseed.methods.noise import Noise
 from foreseed.methods.protocol import Vector
 from foreseed.methods.sums import Doubles
+from foreseed.methods.task import Task
 
 
 class NotFiniteError(ForeseedError):
@@ -31,10 +32,10 @@ class Descent:
     memory: Memory | None = None
 
     @staticmethod
-    def of(config: Config, n: int) -> Descent:
-        """At the start of a run that learns n values."""
-        t, data = config.train, config.data
-        return Descent(Noise(), Memory.of(data.devices, data.per_round, n, t.memory_bytes) if t.memory else None)
+    def of(task: Task) -> Descent:
+        """At the start of a run."""
+        t, data, sizes = task.config.train, task.config.data, task.program.tensor_sizes()
+        return Descent(Noise(), Memory.of(data.devices, data.per_round, sizes, t.memory_bytes) if t.memory else None)
 
     def combine(
         self, round: int, devices: Sequence[int], samples: Sequence[int], estimates: Sequence[Doubles]

@@ -45,7 +45,7 @@ def init(task: Task) -> State:
     """Before the first round."""
     buffers = [np.zeros_like(task.values) for _ in range(optimiser_of(task.config).n_buffers)]
     ema = task.values if task.config.train.ema else None
-    return State(task.program, task.values, task.stats, buffers, ema, Descent.of(task.config, len(task.values)))
+    return State(task.program, task.values, task.stats, buffers, ema, Descent.of(task))
 
 
 def round(task: Task, devices: Devices, state: State) -> RoundResult:

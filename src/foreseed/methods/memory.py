@@ -7,7 +7,9 @@ device j and m the weighted mean of all that are remembered,
 
 has the same mean for any a, and the a of least variance is the slope of a regression of what devices say on what they
 said last time: near 1 where estimates are good and recent, near 0 where y_i is noise or too old. It is measured, round
-by round; a device that was never heard has y_i = m. Devices take no notice of any of this.
+by round, and for each tensor of the model: devices differ most in their classes, so in the last layer's few biases,
+where an estimate is good, and noise is spread over all weights. A device that was never heard has y_i = m. Devices take
+no notice of any of this.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import numpy.typing as npt
 from foreseed.coordinator.robust import added
 from foreseed.engine import ForeseedError
 from foreseed.methods.protocol import UNSAVED, Vector
-from foreseed.methods.sums import Doubles, dot, square
+from foreseed.methods.sums import Doubles, dots
 
 _DECAY = 0.9
 """Of the regression's sums, a round: long enough to steady it, short enough to follow training."""
@@ -51,9 +53,11 @@ class Memory:
     """Of each device that is remembered."""
     total: Doubles
     """All that is remembered, each times its samples."""
-    products: float = 0.0
-    """The regression's sums: what devices say times what they said and, as `squares`, what they said squared."""
-    squares: float = 0.0
+    sizes: npt.NDArray[np.int64]
+    """Of the model's tensors."""
+    products: Doubles
+    """Each tensor's regression: what devices say times what they said and, as `squares`, what they said squared."""
+    squares: Doubles
     fresh: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Slots of the last round's estimates, which are `fresh_rows`."""
     fresh_rows: Vector = field(default_factory=_nothing)
@@ -61,8 +65,9 @@ class Memory:
     """The file, or, without one, memory."""
 
     @staticmethod
-    def of(devices: int, per_round: int, n: int, most_bytes: int) -> Memory:
-        """An empty memory for so many devices with estimates of n numbers, in at most so many bytes."""
+    def of(devices: int, per_round: int, sizes: Sequence[int], most_bytes: int) -> Memory:
+        """An empty memory for so many devices with estimates of tensors of these sizes, in at most so many bytes."""
+        n = sum(sizes)
         room = min(devices, most_bytes // (4 * n))
         if room < per_round:
             raise ForeseedError(
@@ -71,7 +76,7 @@ class Memory:
             )
         return Memory(
             np.full(devices, -1, np.int32), np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(n),
-            rows=np.zeros((room, n), np.float32),
+            np.array(sizes), np.zeros(len(sizes)), np.zeros(len(sizes)), rows=np.zeros((room, n), np.float32),
         )  # fmt: skip
 
     def keep_in(self, folder: Path) -> None:
@@ -85,9 +90,17 @@ class Memory:
         self.rows = np.memmap(path, np.float32, "r+", shape=(room, n))
 
     @property
+    def shares(self) -> Doubles:
+        """Each tensor's slope of the regression: how much of what is remembered counts."""
+        known = self.squares > 0
+        slopes: Doubles = np.clip(self.products / np.where(known, self.squares, 1.0), 0.0, 1.0)
+        return np.where(known, slopes, 0.0)
+
+    @property
     def share(self) -> float:
-        """The regression's slope: how much of what is remembered counts."""
-        return min(max(self.products / self.squares, 0.0), 1.0) if self.squares > 0 else 0.0
+        """The share of what devices are known to differ by that counts, over all tensors."""
+        total = fsum(self.squares)
+        return fsum(self.shares * self.squares) / total if total > 0 else 0.0
 
     def corrected(self, devices: Sequence[int], given: Sequence[Doubles], weights: Doubles) -> Sequence[Doubles]:
         """The estimates g_i - a (y_i - m) of the devices asked, for their g_i."""
@@ -97,16 +110,24 @@ class Memory:
         middle = self.total / count
         known = [(i, self._row(device) - middle) for i, device in enumerate(devices) if self.slots[device] >= 0]
         if len(known) > 1:
-            shares = weights[[i for i, _ in known]] / fsum(weights[i] for i, _ in known)
-            mean = added(share * given[i] for share, (i, _) in zip(shares, known, strict=True))
-            products = fsum(share * dot(given[i] - mean, y) for share, (i, y) in zip(shares, known, strict=True))
-            # The mean has a part of every one of them, which takes that much off.
-            self.products = _DECAY * self.products + products / (1 - fsum(shares**2))
-            self.squares = _DECAY * self.squares + fsum(s * square(y) for s, (_, y) in zip(shares, known, strict=True))
-        share, corrected = self.share, list(given)
+            self._regress([(weights[i], given[i], y) for i, y in known])
+        shares, corrected = np.repeat(self.shares, self.sizes), list(given)
         for i, y in known:
-            corrected[i] = given[i] - share * y
+            corrected[i] = given[i] - shares * y
         return corrected
+
+    def _regress(self, known: Sequence[tuple[float, Doubles, Doubles]]) -> None:
+        """Add a round's (weight, g_i, y_i - m) to the regression."""
+        total = fsum(weight for weight, _, _ in known)
+        shares = np.array([weight / total for weight, _, _ in known])
+        mean = added(share * given for share, (_, given, _) in zip(shares, known, strict=True))
+        products, squares = np.zeros(len(self.sizes)), np.zeros(len(self.sizes))
+        for share, (_, given, y) in zip(shares, known, strict=True):
+            products += share * dots(given - mean, y, self.sizes)
+            squares += share * dots(y, y, self.sizes)
+        # The mean has a part of every one of them, which takes that much off.
+        self.products = _DECAY * self.products + products / (1 - fsum(shares**2))
+        self.squares = _DECAY * self.squares + squares
 
     def remember(
         self, round: int, devices: Sequence[int], estimates: Sequence[Doubles], samples: Sequence[int]

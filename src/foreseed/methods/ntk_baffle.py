@@ -82,7 +82,7 @@ def init(task: Task) -> State:
     """Line 1: W <- W0 * m."""
     coordinator = Coordinator.start(_rules(task.config), optimiser_of(task.config), task.values, task.stats)
     ema = task.values.copy() if task.config.train.ema else None
-    return State(task.program, coordinator.state, ema, Descent.of(task.config, len(task.values)), coordinator)
+    return State(task.program, coordinator.state, ema, Descent.of(task), coordinator)
 
 
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
