@@ -28,6 +28,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "exact": {"engine": "exact", "train__spread": 2, "train__momentum": 0.0},
     "local-steps": {"method": "baffle", "train__local_steps": 2, "train__difference": "central"},
     "batch-norm": {"model__name": WITH_BATCH_NORM},
+    "one-bit": {"train__bits": 1, "train__spread": 3},
     "fedavg": {"method": "fedavg", "train__ema": 0.5},
     "ntk-fedavg": {"method": "ntk-fedavg", "model__name": WITH_BATCH_NORM},
 }

@@ -186,7 +186,8 @@ def _rounded(numbers: NDArray[np.float64], scale: float, levels: int, words: Wor
         return np.zeros(len(numbers), np.uint8)
     level = (numbers / scale + 1) / 2 * levels
     below = np.floor(level)
-    return np.minimum(below + (words / 2.0**32 < level - below), levels).astype(np.uint8)
+    codes: NDArray[np.float64] = np.minimum(below + (words / 2.0**32 < level - below), levels)
+    return codes.astype(np.uint8)
 
 
 def floats(buffer: Buffer) -> Floats:
