@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine, memory, simulator and fleet."""
+"""`foreseed bench`: engine, memory, simulator, signs and fleet."""
 
 from __future__ import annotations
 
@@ -90,6 +90,33 @@ def simulator(
 
 
 @app.command()
+def signs(
+    k: Annotated[int, typer.Option(min=1, help="Directions that each of two devices probes.")] = 320,
+    as_json: Json = False,
+) -> None:
+    """How often a finite difference has the sign of the exact slope: what train.bits = 1 sends.
+
+    Example: foreseed bench signs --k 1000
+    """
+    _need_engine()
+    from foreseed.bench.signs import bench_signs
+
+    with _progress() as progress:
+        result = bench_signs(k, progress=progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = Console()
+    console.print(_signs_table(result))
+    console.print(
+        f"{result['directions']} directions, parts of {result['images']} images, density {result['density']:g}, "
+        "initial values.",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+@app.command()
 def fleet(
     devices: Annotated[int, typer.Option(min=1, help="Devices that are connected.")] = 10,
     per_round: Annotated[int, typer.Option(min=1, help="Devices asked in a round.")] = 2,
@@ -119,6 +146,17 @@ def fleet(
     )
     if result["device_peak_mb"]:
         print(f"the largest device process held {result['device_peak_mb']:.1f} MB")
+
+
+def _signs_table(result: dict[str, Any]) -> Table:
+    shares = {(row["model"], row["difference"], row["sigma"]): row["agree"] for row in result["rows"]}
+    sigmas = list(dict.fromkeys(sigma for _, _, sigma in shares))
+    table = Table("model", "difference", title="directions whose difference has the sign of the exact slope, by sigma")
+    for sigma in sigmas:
+        table.add_column(f"{sigma:g}", justify="right")
+    for model, difference in dict.fromkeys((model, difference) for model, difference, _ in shares):
+        table.add_row(model, difference, *(f"{100 * shares[model, difference, sigma]:.1f} %" for sigma in sigmas))
+    return table
 
 
 def _need_engine() -> None:
