@@ -48,10 +48,10 @@ MEMORY_RESULT = {
 }
 SIGNS_RESULT = {
     "rows": [
-        {"model": "lenet5", "difference": "forward", "sigma": sigma, "agree": share}
+        {"model": "lenet5", "sigma": sigma, "agree": share}
         for sigma, share in [(1e-3, 0.987), (1e-5, 0.5)]
     ],
-    "directions": 640, "images": 16, "density": 0.1, "machine": {},
+    "difference": "forward", "directions": 640, "images": 16, "density": 0.1, "machine": {},
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ _PART = 16
 """Images that a direction is probed on."""
 _SETTINGS = (
     "data.set=digits", "data.partition=iid", "data.devices=8", "data.per_round=2", "data.min_size=100", "workers=2",
-    "prune.density=0.1", "prune.iterations=5", "prune.redraws=1", "prune.batch=32", "model.activation=hardswish",
+    "prune.density=0.1", "prune.iterations=3", "prune.redraws=1", "prune.batch=32", "model.activation=hardswish",
     "model.norm=group",
 )  # fmt: skip
 
@@ -30,7 +30,8 @@ Signs = npt.NDArray[np.bool_]
 
 
 def bench_signs(
-    k: int = 320,
+    k: int = 160,
+    central: bool = False,
     models: Sequence[str] = MODELS,
     sigmas: Sequence[float] = SIGMAS,
     progress: Callable[[str], None] = lambda _: None,
@@ -46,14 +47,19 @@ def bench_signs(
         spread = min(k, int(population.partition.sizes.min()) // _PART)
         orders = [order._replace(spread=spread) for order in ntk_baffle.init(task).coordinator.open()]
         exact = _signs(task, population, "exact", orders)
-        for difference in ("forward", "central"):
-            asked = [order._replace(central=difference == "central") for order in orders]
-            for sigma in sigmas:
-                progress(f"{model}: {difference} differences, sigma {sigma:g}")
-                found = _signs(task, population, "difference", [order._replace(sigma=sigma) for order in asked])
-                share = float(np.mean(found == exact))
-                rows.append({"model": model, "difference": difference, "sigma": sigma, "agree": share})
-    return {"rows": rows, "directions": k * len(orders), "images": _PART, "density": 0.1, "machine": describe_machine()}
+        for sigma in sigmas:
+            progress(f"{model}: sigma {sigma:g}")
+            asked = [order._replace(sigma=sigma, central=central) for order in orders]
+            share = float(np.mean(_signs(task, population, "difference", asked) == exact))
+            rows.append({"model": model, "sigma": sigma, "agree": share})
+    return {
+        "rows": rows,
+        "difference": "central" if central else "forward",
+        "directions": k * len(orders),
+        "images": _PART,
+        "density": task.config.prune.density,
+        "machine": describe_machine(),
+    }
 
 
 def _signs(task: Task, population: Population, engine: str, orders: Sequence[OrderMessage]) -> Signs:

@@ -91,7 +91,8 @@ def simulator(
 
 @app.command()
 def signs(
-    k: Annotated[int, typer.Option(min=1, help="Directions that each of two devices probes.")] = 320,
+    k: Annotated[int, typer.Option(min=1, help="Directions that each of two devices probes.")] = 160,
+    central: Annotated[bool, typer.Option("--central", help="Central differences, at twice the passes.")] = False,
     as_json: Json = False,
 ) -> None:
     """How often a finite difference has the sign of the exact slope: what train.bits = 1 sends.
@@ -102,15 +103,15 @@ def signs(
     from foreseed.bench.signs import bench_signs
 
     with _progress() as progress:
-        result = bench_signs(k, progress=progress)
+        result = bench_signs(k, central, progress=progress)
     if as_json:
         print(json.dumps(result))
         return
     console = Console()
     console.print(_signs_table(result))
     console.print(
-        f"{result['directions']} directions, parts of {result['images']} images, density {result['density']:g}, "
-        "initial values.",
+        f"{result['difference']} differences, {result['directions']} directions, parts of {result['images']} images, "
+        f"density {result['density']:g}, initial values.",
         soft_wrap=True,
         highlight=False,
     )
@@ -149,13 +150,13 @@ def fleet(
 
 
 def _signs_table(result: dict[str, Any]) -> Table:
-    shares = {(row["model"], row["difference"], row["sigma"]): row["agree"] for row in result["rows"]}
-    sigmas = list(dict.fromkeys(sigma for _, _, sigma in shares))
-    table = Table("model", "difference", title="directions whose difference has the sign of the exact slope, by sigma")
+    shares = {(row["model"], row["sigma"]): row["agree"] for row in result["rows"]}
+    sigmas = list(dict.fromkeys(sigma for _, sigma in shares))
+    table = Table("model", title="directions whose difference has the sign of the exact slope, by sigma")
     for sigma in sigmas:
         table.add_column(f"{sigma:g}", justify="right")
-    for model, difference in dict.fromkeys((model, difference) for model, difference, _ in shares):
-        table.add_row(model, difference, *(f"{100 * shares[model, difference, sigma]:.1f} %" for sigma in sigmas))
+    for model in dict.fromkeys(model for model, _ in shares):
+        table.add_row(model, *(f"{100 * shares[model, sigma]:.1f} %" for sigma in sigmas))
     return table
 
 
