@@ -97,6 +97,13 @@ typedef struct {
     uint32_t isa; /* as in fs_config; one that this machine lacks is taken for FS_BEST */
 } fs_directions;
 
+/* How a device's loss differences are packed: in 1, 2, 4 or 8 bits each, rounded up or down at random by these. */
+typedef struct {
+    uint64_t seed;
+    uint32_t round, device;
+    uint32_t bits;
+} fs_quantiser;
+
 /* ---- programs ---- */
 fs_status fs_open(fs_program *program, const void *bytes, size_t size);
 fs_status fs_make_plan(const fs_program *program, const fs_config *config, fs_plan *plan);
@@ -130,6 +137,8 @@ void fs_sgd(float *values, float *momentum, const float *gradient, size_t n, flo
             uint32_t isa);
 void fs_adam(float *values, float *m, float *v, const float *gradient, size_t n, float lr, float beta1, float beta2,
              float eps, float decay, float k1, float k2, uint32_t isa);
+/* Packs n finite differences (at least one) into the first ceil(n * bits / 8) of their own bytes; returns their scale. */
+float fs_quantise(float *differences, size_t n, const fs_quantiser *quantiser);
 /* The place of the first NaN or infinity, or n. */
 size_t fs_first_not_finite(const float *numbers, size_t n);
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foreseed.bench import engine, memory
+from foreseed.bench import engine, memory, signs
 from foreseed.cli import bench, main
 
 ENGINE_RESULT = {
@@ -46,6 +46,13 @@ MEMORY_RESULT = {
     "order": {"k": 50, "spread": 10, "images": 500},
     "machine": {},
 }
+SIGNS_RESULT = {
+    "rows": [
+        {"model": "lenet5", "sigma": sigma, "agree": share}
+        for sigma, share in [(1e-3, 0.987), (1e-5, 0.5)]
+    ],
+    "difference": "forward", "directions": 640, "images": 16, "density": 0.1, "machine": {},
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +64,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(engine, "bench_engine", bench_engine)
     monkeypatch.setattr(memory, "bench_memory", lambda **_: MEMORY_RESULT)
+    monkeypatch.setattr(signs, "bench_signs", lambda *_, **__: SIGNS_RESULT)
 
 
 def test_engine_json_is_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +91,15 @@ def test_memory_table_shows_bytes_and_processes(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     for said in ("density 0.1", "68,653", "25,700", "43,437", "11.3", "356.5", "8.6 MB", "10^6 bytes"):
         assert said in out
+
+
+def test_signs_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "signs"]) == 0
+    out = capsys.readouterr().out
+    for said in ("forward", "0.001", "1e-05", "98.7 %", "50.0 %", "640 directions", "parts of 16 images"):
+        assert said in out
+    assert main(["bench", "signs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == SIGNS_RESULT
 
 
 def test_without_the_c_engine_there_is_nothing_to_measure(

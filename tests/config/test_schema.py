@@ -58,13 +58,27 @@ def test_the_defaults_are_the_documented_ones():
     }  # fmt: skip
     assert config.train.model_dump() == {
         "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1, "difference": "forward",
-        "local_steps": 1, "local_lr": 0.01, "optimiser": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 0.0,
-        "lr_decay": 0.995, "clip": 10.0, "robust": "none", "trim": 0.1, "ema": 0.0, "epochs": 1, "batch": 32,
+        "local_steps": 1, "local_lr": 0.01, "bits": 32, "optimiser": "sgd", "lr": 0.01, "momentum": 0.9,
+        "weight_decay": 0.0, "lr_decay": 0.995, "clip": 10.0, "robust": "none", "trim": 0.1, "ema": 0.0,
+        "epochs": 1, "batch": 32,
     }  # fmt: skip
     assert config.fleet.model_dump() == {
         "sample": "present", "deadline": 60.0, "extra": 0, "min_replies": 1, "gather": 10.0, "rest_after": 3,
         "rest_rounds": 10, "replay_numbers": 50_000_000,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [0, 3, 16, True, 1.0, "one"])
+def test_bits_are_those_that_a_reply_can_have(bad):
+    with pytest.raises(ConfigError, match="expected one of 1, 2, 4, 8, 32"):
+        Config().with_({"train.bits": bad})
+
+
+def test_few_bits_do_not_go_with_local_steps():
+    assert Config().with_({"train.bits": 1}).train.bits == 1
+    said = refusal({"train.bits": 1, "train.local_steps": 2})
+    assert said.startswith("train.bits = 1, expected 32: train.bits below 32 only with train.local_steps = 1, since")
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreseed.coordinator import Coordinator, Optimiser, Rules
+from foreseed.coordinator.answers import differences
 from foreseed.coordinator.coordinator import MAX_UPDATES_BYTES
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, direction
 from foreseed.engine.update import replay
@@ -55,7 +56,7 @@ def estimate(replies: Sequence[Reply], rules: Rules = RULES) -> np.ndarray:
     for reply in replies:
         device = SHARED_DEVICE if rules.seeds == "shared" else reply.device
         d = Directions(rules.seed, reply.round, device, count=rules.scalars, kind=rules.kind)
-        for k, difference in enumerate(reply.differences):
+        for k, difference in enumerate(differences(reply, rules)):
             z = np.array(direction(d, k, N), np.float64)
             gradient += reply.samples / total * difference / rules.sigma * z / rules.k
     return gradient
@@ -113,7 +114,7 @@ def test_mean_loss_is_rounded_once_whatever_python_adds_with() -> None:
     assert sum(losses) != 1
     coordinator = start(replace(RULES, per_round=len(losses)))
     for loss, order in zip(losses, coordinator.open(), strict=True):
-        numbers = array("f", [loss, *reply_to(order).differences])
+        numbers = array("f", [loss, *differences(reply_to(order), RULES)])
         assert coordinator.receive(reply_to(order, samples=2)._replace(losses=numbers.tobytes())) is None
     assert learn(coordinator).base_loss == 1 / len(losses)
 
@@ -559,7 +560,7 @@ def test_order_says_what_the_rules_say() -> None:
     coordinator = start(rules)
     (order, *_) = coordinator.open()
     expected = OrderMessage(
-        b"run-name", 1, order.device, 2**40 + 7, 4, 1e-3, True, True, 2, True, 3, 0.5,
+        b"run-name", 1, order.device, 2**40 + 7, 4, 1e-3, True, True, 2, True, 3, 0.5, 32,
         values_hash(coordinator.state.values), (),
     )  # fmt: skip
     assert order == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.robust import CLIP, SHARE, added, clipped, fair, trimmed_mean
-from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, project
+from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, project, quantise
 from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import OrderMessage, Reply
 
@@ -33,7 +34,12 @@ def honest(order: OrderMessage) -> Reply:
     device = SHARED_DEVICE if order.shared else order.device
     slopes = np.array(project(Directions(order.seed, order.round, device, K), own.astype(np.float32)))
     samples = 80 + 8 * order.device
-    losses = np.append(2.3, SIGMA * slopes).astype("<f4").tobytes()
+    differences = array("f", SIGMA * slopes)
+    if order.bits == 32:
+        losses = array("f", [2.3, *differences]).tobytes()
+    else:
+        scale, codes = quantise(differences, order.bits, order.seed, order.round, order.device)
+        losses = array("f", [2.3, scale]).tobytes() + codes
     return Reply(order.run, order.round, order.device, samples, losses, 1)
 
 
@@ -44,6 +50,20 @@ def times(factor: float) -> Lie:
         return reply._replace(losses=losses.tobytes())
 
     return lie
+
+
+def times_its_scale(factor: float) -> Lie:
+    """What a liar of few bits can do: its codes are signs or levels, only their scale can be large."""
+
+    def lie(reply: Reply) -> Reply:
+        scale = factor * np.frombuffer(reply.losses, "<f4", 2)[1:]
+        return reply._replace(losses=reply.losses[:4] + scale.astype("<f4").tobytes() + reply.losses[8:])
+
+    return lie
+
+
+def flipped(reply: Reply) -> Reply:
+    return reply._replace(losses=reply.losses[:8] + bytes(255 - byte for byte in reply.losses[8:]))
 
 
 def many_samples(reply: Reply) -> Reply:
@@ -74,6 +94,14 @@ LIES = {"1000 times": times(1000), "-1000 times": times(-1000), "flipped": times
 @pytest.mark.parametrize(("rules", "most"), [(TRIM, 0.35), (CLIPPED, 1.1)], ids=["trim", "clip"])
 def test_liars_cannot_move_the_estimate_far(rules: Rules, most: float, lie: Lie, liars: list[int]) -> None:
     assert moved(rules, liars, lie) < most
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+@pytest.mark.parametrize("lie", [times_its_scale(1000), times_its_scale(0), flipped], ids=["large", "none", "flipped"])
+@pytest.mark.parametrize(("rules", "most"), [(TRIM, 0.5), (CLIPPED, 1.1)], ids=["trim", "clip"])
+def test_liars_of_few_bits_cannot_move_the_estimate_far(rules: Rules, most: float, lie: Lie, bits: int) -> None:
+    assert moved(replace(rules, bits=bits), [0, 9], lie) < most
+    assert moved(replace(SHARED, bits=bits), [3], times_its_scale(1000)) > 50
 
 
 @pytest.mark.parametrize("liars", [[3], [0, 9]], ids=["one", "two"])

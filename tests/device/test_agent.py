@@ -483,7 +483,7 @@ def test_an_order_that_is_replaced_before_it_is_begun_costs_no_work(
     write_shard(Path("shard.bin"))
     assert agent.main([f"{key}={value}" for key, value in GOOD.items()] + ["--once"]) == 0
     replies = [message for message in made[0].server.heard if isinstance(message, Reply)]
-    assert [len(reply.differences) for reply in replies] == [8]
+    assert [len(reply.losses) for reply in replies] == [4 * (1 + 8)]
     assert replies[0][-2:] == (1, 2)
     ((topic, payload, retained),) = made[0].last
     assert (topic, retained) == (topics.here(NAME), True)

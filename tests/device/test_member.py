@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import cbor2
 import pytest
 
 from foreseed.coordinator import Optimiser
@@ -339,6 +340,26 @@ def test_a_device_that_nobody_answers_asks_its_user_once(shard: Path) -> None:
     member.connected()  # to a broker whose server has gone since
     assert len(times_of(member, 300)) > 2
     assert said == [line, line]
+
+
+def test_a_server_of_another_version_is_told_to_the_user_once(shard: Path) -> None:
+    said: list[str] = []
+    member = Member(shard, say=said.append)
+    for _ in range(20):
+        assert member.receive(cbor2.dumps([1, *cbor2.loads(encode(serve().announce()))[1:]])) == []
+    assert said == [
+        "the server cannot be understood: message version 1, this foreseed speaks 2; install the same foreseed here "
+        "and there"
+    ]
+    assert member.refused == {"other version": 20}
+
+
+def test_an_order_of_few_bits_with_local_steps_is_refused(shard: Path) -> None:
+    said: list[str] = []
+    server, member = serve(), Member(shard, say=said.append)
+    join(server, member)
+    assert member.receive(encode(server.order()._replace(bits=1, local_steps=2))) == []
+    assert said == ["round 1: refused: 1 bits with 2 local steps, which the server could not replay"]
 
 
 # --- after a restart ---

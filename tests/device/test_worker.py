@@ -94,6 +94,26 @@ def test_an_engine_gives_way_to_local_steps(shard: Path) -> None:
     assert len(batches) > 3
 
 
+def peak_of_an_answer(shard: Path, bits: int) -> int:
+    server, member = serve(k=20_000, bits=bits), Member(shard)
+    join(server, member)
+    order = server.order()
+    ask(server, member, order._replace(k=2))  # so that the values are there
+    member.receive(encode(order))
+    tracemalloc.start()
+    try:
+        assert kinds(member.work()) == [Reply]
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_packing_takes_no_memory_of_its_own(shard: Path) -> None:
+    whole = peak_of_an_answer(shard, 32)
+    for bits in (1, 8):
+        assert peak_of_an_answer(shard, bits) < whole + 2_000
+
+
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_catching_up_and_answering_allocate_no_more_than_was_counted(shard: Path, local_steps: int) -> None:
     server, member = serve(LARGE, local_steps=local_steps, k=3), Member(shard)

@@ -133,3 +133,21 @@ def adam(
         for w, a, b in zip(values, m, v, strict=True)
     ]
     return moved, m, v
+
+
+def quantise(differences: list[float], bits: int, seed: int, round: int, device: int) -> tuple[float, bytes]:
+    """The scale and the packed codes of loss differences."""
+    n, levels = len(differences), 2**bits - 1
+    sizes, total = [abs(x) for x in differences], 0.0
+    for size in sizes:
+        total += size
+    scale = f32(total / n) if bits == 1 else max(sizes)
+    packed = 0
+    for i, x in enumerate(differences):
+        code = int(x < 0)
+        if bits > 1:
+            word = philox((i // 4, LOW, device, round), seed)[i % 4]
+            level = (x / scale + 1) / 2 * levels if scale else 0.0
+            code = min(math.floor(level) + (word / 2**32 < level - math.floor(level)), levels)
+        packed |= code << i * bits
+    return scale, packed.to_bytes(-(-n * bits // 8), "little")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreseed.engine.native import NativeEngine, direction, isa
+from foreseed.engine.native import NativeEngine, direction, isa, quantise
 from foreseed.engine.types import DirectionKind, Directions, Samples
 from tests.engine.fuzz.corpus import write_corpus
 from tests.engine.programs import lenet5, random_values
@@ -165,10 +166,11 @@ def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a machine printed for one kind of direction."""
+    """What a machine printed for one kind of direction, and last of all."""
 
     losses: array[float]
     direction: array[float]
+    packed: tuple[str, ...]
 
 
 def numbers(line: str, kind: str) -> array[float]:
@@ -186,8 +188,8 @@ def answers(
     files = [question.folder / name for name in ("program", "values", "shard")]
     lines = run([*command, *files, "2", "1"]).splitlines()
     return {
-        "gaussian": Answer(numbers(lines[0], "d"), numbers(lines[1], "f")),
-        "rademacher": Answer(numbers(lines[2], "d"), numbers(lines[3], "f")),
+        "gaussian": Answer(numbers(lines[0], "d"), numbers(lines[1], "f"), tuple(lines[4:])),
+        "rademacher": Answer(numbers(lines[2], "d"), numbers(lines[3], "f"), tuple(lines[4:])),
     }
 
 
@@ -195,6 +197,15 @@ def answers(
 def test_directions_are_the_same_bits_elsewhere(answers: dict[DirectionKind, Answer]) -> None:
     for kind, answer in answers.items():
         assert answer.direction.tobytes() == direction(asked(kind), 1, 1000, start=77).tobytes()
+
+
+@pytest.mark.parametrize("answers", MACHINES, indirect=True)
+def test_packed_loss_differences_are_the_same_bits_elsewhere(answers: dict[DirectionKind, Answer]) -> None:
+    expected = []
+    for bits in (1, 2, 4, 8):
+        scale, codes = quantise(direction(Directions(11, 4, 9, 1), 0, 1000, start=77), bits, 11, 4, 9)
+        expected.append(f"{struct.pack('>f', scale).hex()} {bytes(codes).hex()}")
+    assert answers["gaussian"].packed == tuple(expected)
 
 
 @pytest.mark.parametrize("answers", ["aarch64"], indirect=True)

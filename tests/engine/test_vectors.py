@@ -74,3 +74,11 @@ def test_adam_steps(backend: Backend) -> None:
         constants = settings(entry, "lr", "beta1", "beta2", "eps", "decay", "k1", "k2")
         backend.functions.adam(values, m, v, gradient, *constants)
         assert [bits(values), bits(m), bits(v)] == [entry["new_values"], entry["new_m"], entry["new_v"]]
+
+
+def test_packed_loss_differences(backend: Backend) -> None:
+    assert {entry["bits"] for entry in VECTORS["quantise"]} == {1, 2, 4, 8}
+    for entry in VECTORS["quantise"]:
+        differences, seed = numbers(entry["differences"]), int(entry["seed"], 16)
+        scale, codes = backend.functions.quantise(differences, entry["bits"], seed, entry["round"], entry["device"])
+        assert (plain.to_bits(scale), bytes(codes).hex()) == (entry["scale"], entry["codes"])

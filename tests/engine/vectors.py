@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from foreseed.engine.types import SHARED_DEVICE, Directions
+from foreseed.engine.types import BITS, SHARED_DEVICE, Directions
 from tests.engine import plain
 
 PATH = Path(__file__).parents[2] / "docs" / "vectors.json"
@@ -28,10 +28,18 @@ RUNS = [
     Directions(2**64 - 1, 2**32 - 1, SHARED_DEVICE, 3, first=199, kind="rademacher", sigma=0.5),
     Directions(42, 1000, 99, 3, kind="rademacher", sigma=1e-4),
 ]
+# Some as they come, no number of them that fills its bytes; a single one; zeros of both signs; one far from the rest;
+# the ends of float32, where none is normal and where all but one are too small for its levels.
+TINY, HUGE = 2.0**-149, (2 - 2.0**-23) * 2.0**127
+DIFFERENCES = [
+    [plain.f32(1e-3 * x) for x in plain.direction(Directions(1, 0, 0, 1), 5, 21)],
+    [-0.25], [0.0, -0.0, 0.0], [1e4, -1e-4, 1e-4, 0.0, -1e-4], [TINY, -TINY, 3 * TINY, -5 * TINY, 0.0],
+    [HUGE, -HUGE, TINY, -HUGE, 1.0],
+]  # fmt: skip
 
 
 def make_vectors() -> dict[str, list[dict[str, Any]]]:
-    """Philox words, directions of both kinds, perturbed values and updates."""
+    """Philox words, directions of both kinds, perturbed values, updates and packed loss differences."""
     ranges = [(d, d.first, start) for d in RUNS for start in (0, 1_000_003)]
     return {
         "philox": [_philox(counter, seed) for counter, seed in COUNTERS],
@@ -41,6 +49,7 @@ def make_vectors() -> dict[str, list[dict[str, Any]]]:
         "accumulate": [_accumulate(d, start) for d in RUNS for start in (0, 131)],
         "sgd": [_sgd(1e-2, 0.9, 1e-3), _sgd(0.1, 0.0, 0.0)],
         "adam": [_adam(1e-3, 0.9, 0.99, 1e-8, 0.0, 1), _adam(1e-2, 0.9, 0.999, 1e-5, 5e-4, 10)],
+        "quantise": [_quantise(bits, differences) for bits in BITS[:-1] for differences in DIFFERENCES],
     }
 
 
@@ -96,6 +105,14 @@ def _accumulate(d: Directions, start: int) -> dict[str, Any]:
     result = plain.accumulate(gradient, d, coefficients, start)
     return {**_source(d), "first": d.first, "step": d.step, "start": start, "coefficients": _bits(coefficients),
             "gradient": _bits(gradient), "result": _bits(result)}  # fmt: skip
+
+
+def _quantise(bits: int, differences: list[float]) -> dict[str, Any]:
+    differences = [plain.f32(x) for x in differences]
+    seed, round, device = 0x0123456789ABCDEF, 7, 3
+    scale, codes = plain.quantise(differences, bits, seed, round, device)
+    return {"bits": bits, "seed": f"{seed:016x}", "round": round, "device": device, "differences": _bits(differences),
+            "scale": plain.to_bits(scale), "codes": codes.hex()}  # fmt: skip
 
 
 def _sgd(lr: float, mu: float, decay: float) -> dict[str, Any]:

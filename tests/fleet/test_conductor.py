@@ -26,6 +26,7 @@ from foreseed.wire import (
     Ready,
     Welcome,
     encode,
+    messages,
     program_hash,
     values_hash,
 )
@@ -257,6 +258,20 @@ def test_what_is_not_of_this_fleet_changes_nothing_and_is_counted() -> None:
         assert stage.say(name, message._replace(run=b"another!")) == []
     assert stage.coordinator.replies == ()
     assert stage.conductor.refused == {"malformed": 7, "wrong instance": 1, "unknown name": 1, "foreign run": 3}
+
+
+def test_devices_of_another_version_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, _ = full()
+    monkeypatch.setattr(messages, "VERSION", 1)
+    join, presence = encode(Join(ANY_NUMBER)), encode(Presence(bytes(4), True))
+    monkeypatch.undo()
+    for name in ("old", "old", "older", "not a name"):
+        assert stage.conductor.receive(name, instance_of("old"), join, stage.now) == []
+    assert stage.conductor.presence("gone", presence, stage.now) == []
+    assert stage.conductor.not_understood == dict.fromkeys(
+        ["old", "older"], "message version 1, this foreseed speaks 2"
+    )
+    assert stage.conductor.refused == {"other version": 5}
 
 
 def test_order_goes_out_once_and_again_only_to_who_is_ready_again() -> None:

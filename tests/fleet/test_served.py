@@ -13,19 +13,21 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import cbor2
 import numpy as np
 import pytest
 
 from foreseed.config import Config, ConfigError
 from foreseed.data import load, write_shards
-from foreseed.fleet.devices import check
+from foreseed.fleet.devices import FleetDevices, check
 from foreseed.fleet.experiment import run_served
+from foreseed.methods import ntk_baffle
 from foreseed.report import write_report
 from foreseed.runs import Progress, RunError, Summary, participants
 from foreseed.simulate import run_simulated
 from foreseed.transport import topics
 from foreseed.transport.link import Link, broker
-from foreseed.wire import Fetch, Message, OrderMessage, Ready, decode
+from foreseed.wire import ANY_NUMBER, Fetch, Join, Message, OrderMessage, Ready, decode, encode
 from tests.fleet.broker import Mosquitto
 from tests.fleet.kills import Devices, KilledAtTheEnd, RealFleet, fleet_config, simulated, trial
 from tests.simulate.small import World, leave_out_the_slow, make_world, write_bars
@@ -102,9 +104,13 @@ def test_a_server_killed_after_its_last_round_still_tells_devices_that_the_run_i
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bits", [32, 1])
 def test_a_run_that_began_in_the_simulator_goes_on_with_real_devices(
-    config: Config, world: World, shards: Path, tmp_path: Path
+    config: Config, world: World, shards: Path, tmp_path: Path, bits: int
 ) -> None:
+    world = world.changed(train__bits=bits)
+    config = world.config
+
     def stop(progress: Progress) -> None:
         if progress.done == 30:
             raise KeyboardInterrupt
@@ -115,6 +121,25 @@ def test_a_run_that_began_in_the_simulator_goes_on_with_real_devices(
         summary = serve(config, tmp_path / "run", world, mosquitto.url, resume=True)
     assert (tmp_path / "run" / "model.fsp").read_bytes() == simulated(config, tmp_path / "simulated", world)
     assert summary.fleet.wire_up_bytes == sum(row["wire_up"] for row in rows_of(tmp_path / "run")[30:])
+
+
+def test_devices_of_another_version_are_told_ever_more_rarely(
+    config: Config, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    devices = FleetDevices(world.task, tmp_path, broker("mqtt://localhost"), said.append)
+    monkeypatch.setattr(devices._loop, "connect", lambda *_, **__: None)
+    devices._start(ntk_baffle.init(world.task).coordinator)
+    old = cbor2.dumps([1, *cbor2.loads(encode(Join(ANY_NUMBER)))[1:]])
+    for _ in range(3):
+        for number in range(10):
+            assert devices.receive(topics.up(f"device-{number}", "01234567"), old) == []
+    devices.close()
+    assert said == [
+        f"device device-{count - 1} cannot be understood: message version 1, this foreseed speaks 2; install the same "
+        f"foreseed here and there ({count} such devices so far)"
+        for count in (1, 2, 4, 8)
+    ]
 
 
 @pytest.mark.slow

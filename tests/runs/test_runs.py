@@ -29,6 +29,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "local-steps": {"method": "baffle", "train__local_steps": 2, "train__difference": "central"},
     "batch-norm": {"model__name": WITH_BATCH_NORM},
     "memory": {"train__memory": True, "train__rate": "noise", "train__memory_bytes": 4 * 4 * 301},
+    "one-bit": {"train__bits": 1, "train__spread": 3},
     "fedavg": {"method": "fedavg", "train__ema": 0.5},
     "fedsgd": {"method": "fedsgd", "train__memory": True, "train__ema": 0.5},
     "ntk-fedavg": {"method": "ntk-fedavg", "model__name": WITH_BATCH_NORM},

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from foreseed import models
 from foreseed.data import load
-from foreseed.engine import SHARED_DEVICE, Directions, Engine, Samples, direction
+from foreseed.engine import SHARED_DEVICE, Directions, Engine, Samples, direction, quantise
 from foreseed.methods import ntk_baffle
 from foreseed.methods import workers as workers_module
 from foreseed.methods.ntk_baffle import learn
@@ -50,6 +50,22 @@ def test_replies_are_what_the_coordinator_takes_and_the_wire_carries(norm_world:
     assert learn(coordinator).samples == sum(reply.samples for reply in replies)
 
 
+def found(reply: Reply) -> array[float]:
+    """The loss differences of a reply that does not pack them."""
+    return array("f", reply.losses)[1:]
+
+
+@pytest.mark.parametrize("engine", ["difference", "exact"])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_few_bits_are_packed_of_the_very_differences_that_are_sent_otherwise(
+    norm_world: World, engine: str, bits: int
+) -> None:
+    whole, packed = (norm_world.changed(engine=engine, train__bits=b, train__k=7).ask()[1] for b in (32, bits))
+    for full, short in zip(whole, packed, strict=True):
+        scale, codes = quantise(found(full), bits, norm_world.config.seed, 1, full.device)
+        assert short == full._replace(run=short.run, losses=array("f", [full.base_loss, scale]).tobytes() + codes)
+
+
 def test_difference_is_the_mean_loss_along_a_direction_minus_that_at_the_values(world: World) -> None:
     coordinator, replies = world.ask()
     engine, values = Engine(world.task.program), coordinator.state.values
@@ -59,7 +75,7 @@ def test_difference_is_the_mean_loss_along_a_direction_minus_that_at_the_values(
         assert reply.base_loss == np.float32(base)
         assert reply.samples == samples.count == world.population.partition.sizes[reply.device]
         d = Directions(world.config.seed, 1, reply.device, count=6)
-        for k, difference in enumerate(reply.differences):
+        for k, difference in enumerate(found(reply)):
             moved = values + np.float32(1e-4) * np.array(direction(d, k, len(values)), np.float32)
             assert difference == np.float32(engine.loss(moved, samples)[0] / samples.count - base)
 
@@ -81,7 +97,7 @@ def own_steps(world: World, reply: Reply, values: np.ndarray) -> np.ndarray:
         d = Directions(world.config.seed, reply.round, reply.device, t.k, first=step * t.k, kind=t.direction)
         g = sum(
             difference / t.sigma / t.k * np.array(direction(d, k, len(w)), np.float64)
-            for k, difference in zip(d.numbers(), reply.differences[step * t.k : (step + 1) * t.k], strict=True)
+            for k, difference in zip(d.numbers(), found(reply)[step * t.k : (step + 1) * t.k], strict=True)
         )
         w -= t.local_lr * g
     return w
@@ -94,7 +110,7 @@ def test_servers_aggregate_is_the_mean_of_the_devices_own_trajectories(world: Wo
     coordinator, replies = there.ask()
     before = coordinator.state.values.copy()
     for reply in replies:
-        assert len(reply.differences) == 18
+        assert len(found(reply)) == 18
         assert coordinator.receive(reply) is None
     learn(coordinator)
     total = sum(reply.samples for reply in replies)
@@ -122,7 +138,7 @@ def test_each_local_step_probes_where_the_steps_before_it_led(world: World, spre
                 part = parts[i % spread]
                 moved = w + np.float32(t.sigma) * np.array(direction(d, k, len(w)), np.float32)
                 expected = (engine.loss(moved, part)[0] - engine.loss(w, part)[0]) / part.count
-                assert reply.differences[step * t.k + i] == pytest.approx(expected, rel=2e-2, abs=3e-7)
+                assert found(reply)[step * t.k + i] == pytest.approx(expected, rel=2e-2, abs=3e-7)
 
 
 # --- what is counted is what is run ---
@@ -241,7 +257,7 @@ def test_batch_norms_are_frozen_while_a_device_probes(norm_world: World) -> None
     assert reply.base_loss == np.float32(base / samples.count)
     d = Directions(norm_world.config.seed, 1, reply.device, count=6)
     losses = engine.probe(coordinator.state.values, samples, d, stats)
-    np.testing.assert_array_equal(reply.differences, np.float32((np.array(losses) - base) / samples.count))
+    np.testing.assert_array_equal(found(reply), np.float32((np.array(losses) - base) / samples.count))
 
 
 # --- evaluation ---
@@ -296,5 +312,5 @@ def test_order_is_followed_as_it_says_whatever_the_fleets_own_config(world: Worl
         )
         for sigma in (1e-2, -1e-2)
     )
-    np.testing.assert_array_equal(reply.differences, np.float32((there - back) / 2 / samples.count))
+    np.testing.assert_array_equal(found(reply), np.float32((there - back) / 2 / samples.count))
     assert reply.forward_passes == 6 * samples.count

@@ -20,7 +20,7 @@ def slopes(world: World, engine: str, sigma: float, **train: Any) -> np.ndarray:
     """Loss differences over sigma of every device that is asked."""
     keys = {f"train.{key}": value for key, value in train.items()}
     there = world.changed(**{"engine": engine, "train.sigma": sigma, "train.k": 20} | keys)
-    return np.array([reply.differences for reply in there.ask()[1]]) / sigma
+    return np.array([np.frombuffer(reply.losses, "<f4")[1:] for reply in there.ask()[1]]) / sigma
 
 
 def error(world: World, sigma: float, **train: Any) -> float:

@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine, memory, simulator and fleet."""
+"""`foreseed bench`: engine, memory, simulator, signs and fleet."""
 
 from __future__ import annotations
 
@@ -90,6 +90,34 @@ def simulator(
 
 
 @app.command()
+def signs(
+    k: Annotated[int, typer.Option(min=1, help="Directions that each of two devices probes.")] = 160,
+    central: Annotated[bool, typer.Option("--central", help="Central differences, at twice the passes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """How often a finite difference has the sign of the exact slope: what train.bits = 1 sends.
+
+    Example: foreseed bench signs --k 1000
+    """
+    _need_engine()
+    from foreseed.bench.signs import bench_signs
+
+    with _progress() as progress:
+        result = bench_signs(k, central, progress=progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = Console()
+    console.print(_signs_table(result))
+    console.print(
+        f"{result['difference']} differences, {result['directions']} directions, parts of {result['images']} images, "
+        f"density {result['density']:g}, initial values.",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+@app.command()
 def fleet(
     devices: Annotated[int, typer.Option(min=1, help="Devices that are connected.")] = 10,
     per_round: Annotated[int, typer.Option(min=1, help="Devices asked in a round.")] = 2,
@@ -119,6 +147,17 @@ def fleet(
     )
     if result["device_peak_mb"]:
         print(f"the largest device process held {result['device_peak_mb']:.1f} MB")
+
+
+def _signs_table(result: dict[str, Any]) -> Table:
+    shares = {(row["model"], row["sigma"]): row["agree"] for row in result["rows"]}
+    sigmas = list(dict.fromkeys(sigma for _, sigma in shares))
+    table = Table("model", title="directions whose difference has the sign of the exact slope, by sigma")
+    for sigma in sigmas:
+        table.add_column(f"{sigma:g}", justify="right")
+    for model in dict.fromkeys(model for model, _ in shares):
+        table.add_row(model, *(f"{100 * shares[model, sigma]:.1f} %" for sigma in sigmas))
+    return table
 
 
 def _need_engine() -> None:

@@ -86,7 +86,7 @@ def accepts(field: FieldInfo) -> str:
     if table_of(field):
         return "a table"
     if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
+        return f"one of {', '.join(map(str, get_args(kind)))}"
     bounds = [
         f"{words} {getattr(mark, bound.__name__.lower())}"
         for mark in field.metadata
@@ -98,7 +98,7 @@ def accepts(field: FieldInfo) -> str:
 
 def _valid(field: FieldInfo, given: Any) -> str:
     """What a key takes, and which of its words was meant, if one is near."""
-    words = ("true", "false") if field.annotation is bool else get_args(field.annotation)
+    words = ("true", "false") if field.annotation is bool else tuple(map(str, get_args(field.annotation)))
     return accepts(field) + did_you_mean(given, words)
 
 

@@ -177,6 +177,10 @@ class Train(Table):
     local_lr: Positive = Field(
         default=0.01, description="of local steps, if there are more than 1: larger learns quicker and drifts more"
     )
+    bits: Literal[1, 2, 4, 8, 32] = Field(
+        default=32,
+        description="of a loss difference in a reply: fewer send less, and are noisier; 1 is its sign; 32 is the paper",
+    )
     optimiser: Literal["sgd", "adam"] = Field(
         default="sgd",
         description="of the server: sgd is the paper's; adam adapts to each weight and keeps twice the state",
@@ -242,6 +246,24 @@ class Train(Table):
     def _same_directions_to_trim(cls, value: str, info: ValidationInfo) -> str:
         if value == "trim" and info.data.get("seeds") == "per-device":
             raise rule('"trim" only with train.seeds = "shared", since it compares devices along the same directions')
+        return value
+
+    @field_validator("bits", mode="before")
+    @classmethod
+    def _an_integer(cls, value: Any) -> Any:
+        # A choice of numbers takes what is equal to one of them, even where nothing else is converted.
+        if type(value) is not int:
+            raise rule("one of 1, 2, 4, 8, 32")
+        return value
+
+    @field_validator("bits")
+    @classmethod
+    def _differences_that_can_be_replayed(cls, value: int, info: ValidationInfo) -> int:
+        if value < 32 and info.data.get("local_steps", 1) > 1:
+            raise rule(
+                "32: train.bits below 32 only with train.local_steps = 1, since the server replays a device's own "
+                "steps from its exact differences"
+            )
         return value
 
     @field_validator("spread")

@@ -15,11 +15,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from foreseed.coordinator.answers import fault
 from foreseed.coordinator.optimiser import Optimiser
 from foreseed.coordinator.robust import added
 from foreseed.coordinator.sampling import sample
 from foreseed.engine import ForeseedError
-from foreseed.engine.types import DirectionKind
+from foreseed.engine.types import BITS, DirectionKind
 from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, Update, decode, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
 
@@ -64,6 +65,8 @@ class Rules:
     """The learning rate shrinks by the share of noise in the estimates."""
     memory: bool = False
     """The server remembers estimates, so an update is more than a few numbers: devices fetch the values."""
+    bits: int = 32
+    """Of a loss difference in a reply: 32, or packed in 1, 2, 4 or 8 (see `answers.py`)."""
 
     def __post_init__(self) -> None:
         for key, known in _CHOICES.items():
@@ -73,6 +76,13 @@ class Rules:
             raise ForeseedError(
                 f"train.k {self.k} x train.local_steps {self.local_steps}: {self.scalars} loss differences do not fit "
                 f"a reply, which holds {MAX_DIRECTIONS}; lower one of them"
+            )
+        if self.bits not in BITS:
+            raise ForeseedError(f"rules: bits {self.bits!r} given, expected one of {', '.join(map(str, BITS))}")
+        if self.bits < 32 and self.local_steps > 1:
+            raise ForeseedError(
+                f"train.bits below 32 only with train.local_steps = 1, not {self.local_steps}: a device's own steps "
+                "follow its exact differences, which the server then would not have"
             )
         if self.robust == "trim" and self.seeds != "shared":
             raise ForeseedError(
@@ -248,7 +258,7 @@ class Coordinator:
         r = self.rules
         return OrderMessage(
             r.run, self.round, device, r.seed, r.k, r.sigma, r.kind == "rademacher", r.seeds == "shared", r.spread,
-            r.central, r.local_steps, r.local_lr, self._hash, self.catch_up(device),
+            r.central, r.local_steps, r.local_lr, r.bits, self._hash, self.catch_up(device),
         )  # fmt: skip
 
     def _ask(self, pool: npt.ArrayLike, count: int) -> list[OrderMessage]:
@@ -267,11 +277,11 @@ class Coordinator:
             return "duplicate"
         if not self.missing:
             return "not needed any more"
-        if len(reply.losses) != 4 * (1 + self.rules.scalars) or len(reply.stats) != self.state.stats.nbytes:
+        if len(reply.stats) != self.state.stats.nbytes:
             return "wrong length"
-        if not np.isfinite(np.frombuffer(reply.losses + reply.stats, "<f4")).all():
+        if not np.isfinite(np.frombuffer(reply.stats, "<f4")).all():
             return "not finite"
-        return None
+        return fault(reply, self.rules)
 
 
 def _decode(update: bytes) -> Update:

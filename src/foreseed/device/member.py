@@ -28,6 +28,7 @@ from foreseed.wire import (
     OrderMessage,
     Ready,
     Reply,
+    VersionError,
     Welcome,
     WireError,
     decode,
@@ -47,6 +48,7 @@ _RETRY_SOON, _FIRST_RETRY, _LONGEST_RETRY = 1.0, 5.0, 60.0
 _PROGRAM_ATTEMPTS, _STATE_ATTEMPTS = 3, 2
 _REPORT_AFTER = 2
 """Retries of a join, until the user is told that no server answers."""
+_OTHER_VERSION = "other version"
 
 
 class Member:
@@ -127,6 +129,10 @@ class Member:
         """
         try:
             message = decode(data, Announce, Welcome, Chunk, OrderMessage, Ack, Leave)
+        except VersionError as error:
+            first = _OTHER_VERSION not in self.refused
+            line = f"the server cannot be understood: {error}; install the same foreseed here and there"
+            return self._refuse(_OTHER_VERSION, line if first else "")
         except WireError:
             return self._refuse("malformed")
         try:
@@ -389,6 +395,8 @@ def _fault(order: OrderMessage, worker: Worker) -> str | None:
     """Why this device cannot follow an order."""
     if order.k * order.local_steps > MAX_DIRECTIONS:
         return f"{order.k} x {order.local_steps} loss differences, a reply holds {MAX_DIRECTIONS}"
+    if order.bits < 32 and order.local_steps > 1:
+        return f"{order.bits} bits with {order.local_steps} local steps, which the server could not replay"
     try:
         worker.reserve(Order.of(order))
     except (OrderError, BudgetError) as error:

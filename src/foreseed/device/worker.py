@@ -7,7 +7,8 @@ from math import isfinite
 
 from foreseed.device.probing import Order, answer, forward_passes
 from foreseed.device.shard import open_shard
-from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, ValuesError
+from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, ValuesError, quantise
+from foreseed.engine.types import NOT_A_DIFFERENCE
 from foreseed.wire import Reply
 
 TYPE_CHECKING = False
@@ -57,8 +58,9 @@ class Worker:
             shard.release(0, shard.count)
         result = answer(engine, values, shard.samples, order, stats, shard.release)
         reply = reply_to(message, result, stats)
-        if not all(map(isfinite, array("f", reply.losses))):
-            raise ValuesError("a loss is larger than float32 holds; lower the learning rate or sigma")
+        numbers = reply.losses if message.bits == 32 else reply.losses[:8]
+        if not all(map(isfinite, array("f", numbers))):
+            raise ValuesError(NOT_A_DIFFERENCE)
         return reply
 
     def _fit(self, local_steps: bool = False) -> Engine:
@@ -82,11 +84,18 @@ class Worker:
 
 
 def reply_to(message: OrderMessage, result: Answer, stats: array[float] | None) -> Reply:
-    """The reply that carries an answer; `stats` are the batch norms' statistics that it was found with."""
-    losses = array("f", [result.base_loss]) + result.loss_differences
+    """The reply that carries an answer; `stats` are the batch norms' statistics that it was found with.
+
+    Fewer bits than 32 are packed where the answer's differences were: no device has room for both.
+    """
+    if message.bits == 32:
+        losses = (array("f", [result.base_loss]) + result.loss_differences).tobytes()
+    else:
+        scale, codes = quantise(result.loss_differences, message.bits, message.seed, message.round, message.device)
+        losses = array("f", [result.base_loss, scale]).tobytes() + codes
     passes = forward_passes(result.samples, message.k, message.spread, message.central, message.local_steps)
     return Reply(
-        message.run, message.round, message.device, result.samples, losses.tobytes(),
+        message.run, message.round, message.device, result.samples, losses,
         passes + (0 if stats is None else result.samples), b"" if stats is None else stats.tobytes(),
     )  # fmt: skip
 

@@ -6,13 +6,13 @@ from foreseed.engine.types import SHARED_DEVICE, Directions, Samples
 
 try:
     from foreseed.engine.native import NativeEngine as Engine
-    from foreseed.engine.native import accumulate, adam, direction, perturb, project, sgd
+    from foreseed.engine.native import accumulate, adam, direction, perturb, project, quantise, sgd
 except ImportError:
     import warnings
 
     try:
         from foreseed.engine.reference import ReferenceEngine as Engine  # type: ignore[assignment]
-        from foreseed.engine.reference_rng import accumulate, adam, direction, perturb, project, sgd  # type: ignore[assignment]
+        from foreseed.engine.reference_rng import accumulate, adam, direction, perturb, project, quantise, sgd  # type: ignore[assignment]
     except ModuleNotFoundError as missing:
         raise ImportError(
             "foreseed's C engine was not built here, and NumPy, which could stand in for it, is not installed: "
@@ -49,6 +49,7 @@ __all__ = [
     "load",
     "perturb",
     "project",
+    "quantise",
     "sgd",
 ]
 

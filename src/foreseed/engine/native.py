@@ -9,7 +9,7 @@ from array import array
 from foreseed.engine._native import ffi, lib
 from foreseed.engine.errors import BudgetError, ForeseedError, ProgramError, SamplesError, ValuesError
 from foreseed.engine.head import ProgramHead
-from foreseed.engine.types import Directions, Samples
+from foreseed.engine.types import NOT_A_DIFFERENCE, Directions, Samples, check_quantiser, code_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -292,6 +292,17 @@ def adam(
     lib.fs_adam(
         _out(values), _out(m), _out(v), _floats(gradient), n, lr, beta1, beta2, eps, decay, k1, k2, _CHOSEN
     )  # fmt: skip
+
+
+def quantise(differences: Buffer, bits: int, seed: int, round: int, device: int) -> tuple[float, memoryview]:
+    """Pack loss differences in place, in 1, 2, 4 or 8 bits each; returns their scale and the bytes of the codes."""
+    n = memoryview(differences).nbytes // 4
+    check_quantiser(n, bits)
+    numbers = _out(differences)
+    if lib.fs_first_not_finite(numbers, n) < n:
+        raise ValuesError(NOT_A_DIFFERENCE)
+    scale = lib.fs_quantise(numbers, n, ffi.new("fs_quantiser *", (seed, round, device, bits)))
+    return scale, memoryview(differences).cast("B")[: code_bytes(n, bits)]
 
 
 _PROGRAM_FAULTS = {

@@ -1,4 +1,4 @@
-"""What every engine takes: samples and directions.
+"""What every engine takes: samples and directions, and how long packed differences are.
 
 Plain classes, and no `typing` or `dataclasses` at run time: a device loads this module (see `head.py`).
 """
@@ -19,6 +19,21 @@ else:
 
 SHARED_DEVICE = 0xFFFFFFFF
 """The device number that directions carry when all devices share them."""
+
+BITS = (1, 2, 4, 8, 32)
+"""How many bits of a reply a loss difference may take; 32 is the float32 number itself."""
+NOT_A_DIFFERENCE = "a loss is larger than float32 holds; lower the learning rate or sigma"
+
+
+def code_bytes(n: int, bits: int) -> int:
+    """Bytes of n codes of so many bits, packed."""
+    return (n * bits + 7) // 8
+
+
+def check_quantiser(n: int, bits: int) -> None:
+    """Refuse what no quantiser can do."""
+    if n < 1 or bits not in BITS[:-1]:
+        raise ForeseedError(f"{n} loss differences in {bits} bits each: expected at least one, in 1, 2, 4 or 8 bits")
 
 
 class _Plain:

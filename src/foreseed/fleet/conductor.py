@@ -50,6 +50,7 @@ from foreseed.wire import (
     Presence,
     Ready,
     Reply,
+    VersionError,
     Welcome,
     WireError,
     decode,
@@ -126,6 +127,8 @@ class Conductor:
         self.finished = False
         self.refused: Counter[str] = coordinator.refused
         """What arrived and changed nothing, by reason."""
+        self.not_understood: dict[str, str] = {}
+        """Names that send messages of another version, and what is wrong with them."""
         self.devices = {name: Device(name, number, enrolled=True) for name, number in numbers.items()}
         self._by_number = {device.number: device for device in self.devices.values()}
         self._program, self._program_hash = program, program_hash(program)
@@ -177,6 +180,10 @@ class Conductor:
         """Take a message of a device's process; returns what to send, to it and to others."""
         try:
             message = decode(data, Join, Ready, Fetch, Reply)
+        except VersionError as error:
+            if is_name(name):
+                self.not_understood.setdefault(name, str(error))
+            return self._refuse("other version")
         except WireError:
             return self._refuse("malformed")
         if not is_name(name) or not _INSTANCE.fullmatch(instance):
@@ -195,6 +202,9 @@ class Conductor:
         """Take the word that a device's process is here, or gone; returns what to send."""
         try:
             message = decode(data, Presence)
+        except VersionError:
+            # It may have been retained of a process that is long gone; one that is here joins too.
+            return self._refuse("other version")
         except WireError:
             return self._refuse("malformed")
         device = self.devices.get(name)

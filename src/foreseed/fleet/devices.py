@@ -205,7 +205,11 @@ class FleetDevices:
         self._traffic["bytes_up"] += len(payload)
         (name, instance), now = sender(topic), time.monotonic()
         if instance:
-            return self._publications(self._conductor.receive(name, instance, payload, now))
+            known = len(self._conductor.not_understood)
+            sends = self._conductor.receive(name, instance, payload, now)
+            if len(self._conductor.not_understood) > known:
+                self._report_other_version(name, known + 1)
+            return self._publications(sends)
         return self._publications(self._conductor.presence(name, payload, now))
 
     def work(self) -> list[Publication]:
@@ -249,6 +253,14 @@ class FleetDevices:
                 f"round {coordinator.round}: {wanted - coordinator.missing} of {wanted} answers within "
                 f"{self.task.config.fleet.deadline:g} s ({self._late_rounds} such rounds so far); "
                 "raise fleet.deadline if devices are slow"
+            )
+
+    def _report_other_version(self, name: str, count: int) -> None:
+        assert self._conductor is not None
+        if count & (count - 1) == 0:  # the first device, the second, the fourth, ...
+            self._say(
+                f"device {name} cannot be understood: {self._conductor.not_understood[name]}; install the same "
+                f"foreseed here and there ({count} such devices so far)"
             )
 
     def _publications(self, sends: Sequence[Send]) -> list[Publication]:

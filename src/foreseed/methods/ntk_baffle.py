@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from foreseed.config import Config, Method, enter, fingerprint
-from foreseed.coordinator import Coordinator, Rules
+from foreseed.coordinator import Coordinator, Rules, answers
 from foreseed.coordinator.coordinator import State as ServerState
 from foreseed.coordinator.robust import added, clipped, fair, trimmed_mean
 from foreseed.engine import SHARED_DEVICE, ForeseedError, Program
@@ -145,7 +145,7 @@ def stein_coefficients(rules: Rules, replies: Sequence[Reply]) -> tuple[tuple[in
         raise ForeseedError("the round has no replies to learn from; wait, or ask other devices")
     total = sum(reply.samples for reply in replies)
     weights = np.array([reply.samples / total for reply in replies])
-    differences = np.stack([np.frombuffer(reply.losses, "<f4")[1:].astype(np.float64) for reply in replies])
+    differences = np.stack([answers.differences(reply, rules) for reply in replies])
     if rules.robust == "clip":
         differences, weights = clipped(differences), fair(weights)
     scale = 1.0 / (rules.k * rules.sigma)
@@ -212,7 +212,7 @@ def _rules(config: Config) -> Rules:
     return Rules(
         run_id(config), config.seed, config.data.devices, config.data.per_round, t.k, t.sigma, t.direction, t.seeds,
         t.spread, t.difference == "central", t.local_steps, t.local_lr, t.clip, t.robust, t.trim,
-        config.fleet.replay_numbers, follow_noise=t.rate == "noise", memory=t.memory,
+        config.fleet.replay_numbers, bits=t.bits, follow_noise=t.rate == "noise", memory=t.memory,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from foreseed.wire.messages import Presence as Presence
 from foreseed.wire.messages import Ready as Ready
 from foreseed.wire.messages import Reply as Reply
 from foreseed.wire.messages import Update as Update
+from foreseed.wire.messages import VersionError as VersionError
 from foreseed.wire.messages import Welcome as Welcome
 from foreseed.wire.messages import WireError as WireError
 from foreseed.wire.messages import decode as decode

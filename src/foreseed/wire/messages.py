@@ -1,7 +1,8 @@
 """The messages between server and devices as CBOR (`docs/protocol.md`). Standard library and cbor2 only.
 
 A message is a CBOR array: its version, its type, then its fields in the order of the classes below. Vectors of numbers
-travel as byte strings of little-endian float32, so a reply of K = 50 loss differences takes some 250 bytes.
+travel as byte strings of little-endian float32, so a reply of K = 50 loss differences takes some 250 bytes; packed in
+one bit each, some 60.
 Named tuples rather than dataclasses, which would cost a device 1.1 MB.
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cbor2
 
 from foreseed.engine.errors import ForeseedError
+from foreseed.engine.types import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     Check = Callable[[Any], Any]
 
-VERSION = 1
+VERSION = 2
 MAX_DIRECTIONS = 1 << 16
 MAX_VALUES = 1 << 26
 MAX_MESSAGE = 1 << 19
@@ -42,6 +44,10 @@ NOTHING_HELD = -1
 
 class WireError(ForeseedError):
     """A message that is not what the protocol says; it changes nothing."""
+
+
+class VersionError(WireError):
+    """A message of another version than ours."""
 
 
 class Update(NamedTuple):
@@ -69,6 +75,8 @@ class OrderMessage(NamedTuple):
     central: bool
     local_steps: int
     local_lr: float
+    bits: int
+    """Of a loss difference in the reply: 32, or packed in 1, 2, 4 or 8."""
     values_hash: bytes
     """Of the values to probe at, those after round - 1."""
     updates: tuple[Update, ...] = ()
@@ -83,7 +91,7 @@ class Reply(NamedTuple):
     device: int
     samples: int
     losses: bytes
-    """Float32: the mean base loss, then one loss difference per direction."""
+    """Float32 mean base loss; then a float32 difference per direction, or their float32 scale and a code for each."""
     forward_passes: int
     stats: bytes = b""
     """Float32 batch-norm statistics of the local images; empty without BatchNorm."""
@@ -98,10 +106,6 @@ class Reply(NamedTuple):
     @property
     def base_loss(self) -> float:
         return array("f", self.losses[:4])[0]
-
-    @property
-    def differences(self) -> array[float]:
-        return array("f", self.losses[4:])
 
 
 class Announce(NamedTuple):
@@ -221,9 +225,12 @@ def decode(data: bytes, *expected: type[Message], limit: int = MAX_MESSAGE) -> M
         raise WireError(f"not CBOR of ours: {type(error).__name__}") from None
     if not isinstance(items, list) or len(items) < 2:
         raise WireError(f"a message is an array of its version, its type and its fields, not {shown(items)}")
+    known = type(items[1]) is int and items[1] in _TYPES
     if items[0] != VERSION:
-        raise WireError(f"message version {shown(items[0])}, this foreseed speaks {VERSION}")
-    if type(items[1]) is not int or items[1] not in _TYPES:
+        # Users are told of another version, so noise must not be taken for one.
+        wrong = VersionError if known and type(items[0]) is int else WireError
+        raise wrong(f"message version {shown(items[0])}, this foreseed speaks {VERSION}")
+    if not known:
         raise WireError(f"message type {shown(items[1])}, expected one of {list(_TYPES)}")
     try:
         kind, checks = _TYPES[items[1]]
@@ -341,13 +348,28 @@ def _floats(most: int, least: int = 0) -> Check:
     return check
 
 
+def _bits(x: Any) -> int:
+    if type(x) is not int or x not in BITS:
+        raise ValueError(f"{shown(x)} is not one of {', '.join(map(str, BITS))}")
+    return x
+
+
+def _losses(x: Any) -> bytes:
+    """Base loss and the first number after it; whether the rest are numbers or codes, the order says."""
+    raw: bytes = _bytes(4 * (MAX_DIRECTIONS + 1), 8)(x)
+    if not all(map(isfinite, array("f", raw[:8]))):
+        raise ValueError("a number is not finite")
+    return raw
+
+
 _U32, _U62, _ID, _K, _SAMPLES = _int(), _int(1 << 62), _bytes(8, 8), _int(MAX_DIRECTIONS, 1), _int(1 << 31, 1)
 _PART = (_U32, _floats(MAX_DIRECTIONS, 1))
 _UPDATE = (_U32, _step, _parts)
 _ORDER = (
-    _ID, _U32, _U32, _int((1 << 64) - 1), _K, _float, _bool, _bool, _K, _bool, _int(1 << 12, 1), _float, _ID, _updates
+    _ID, _U32, _U32, _int((1 << 64) - 1), _K, _float, _bool, _bool, _K, _bool, _int(1 << 12, 1), _float, _bits, _ID,
+    _updates,
 )  # fmt: skip
-_REPLY = (_ID, _U32, _U32, _SAMPLES, _floats(MAX_DIRECTIONS + 1, 2), _U62, _floats(MAX_VALUES), _U62, _U62, _U62, _U62)
+_REPLY = (_ID, _U32, _U32, _SAMPLES, _losses, _U62, _floats(MAX_VALUES), _U62, _U62, _U62, _U62)
 _TYPES: dict[int, tuple[type[Message], tuple[Check, ...]]] = {
     1: (OrderMessage, _ORDER),
     2: (Reply, _REPLY),

@@ -40,6 +40,21 @@ static void print_direction(const fs_directions *directions) {
     }
 }
 
+/* Scale and codes of a direction, taken for loss differences, in 1, 2, 4 and 8 bits. */
+static void print_packed(const fs_directions *directions) {
+    static float z[COORDINATES];
+    for (uint32_t bits = 1; bits <= 8; bits *= 2) {
+        const fs_quantiser quantiser = {directions->seed, directions->round, directions->device, bits};
+        fs_direction(directions, directions->first, 77, COORDINATES, z);
+        const float scale = fs_quantise(z, COORDINATES, &quantiser);
+        uint32_t word;
+        memcpy(&word, &scale, 4);
+        printf("%08lx ", (unsigned long)word);
+        for (uint32_t i = 0; i < COORDINATES * bits / 8; i++) printf("%02x", ((const uint8_t *)z)[i]);
+        printf("\n");
+    }
+}
+
 static fs_engine *start(const fs_program *program, const fs_config *config) {
     fs_plan plan;
     fs_engine *engine;
@@ -68,6 +83,7 @@ int main(int argc, char **argv) {
         if (fs_probe(engine, values, NULL, &samples, &directions, losses)) return 6;
         print_losses(losses);
         print_direction(&directions);
+        if (kind == FS_RADEMACHER) print_packed(&(fs_directions){.seed = 11, .round = 4, .device = 9, .isa = FS_BEST});
     }
     return 0;
 }
