@@ -57,9 +57,11 @@ def test_the_defaults_are_the_documented_ones():
         "batch": 100, "epsilon": 0.01, "rescale": True,
     }  # fmt: skip
     assert config.train.model_dump() == {
-        "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1, "difference": "forward",
-        "local_steps": 1, "local_lr": 0.01, "bits": 32, "optimiser": "sgd", "lr": 0.01, "momentum": 0.9,
-        "weight_decay": 0.0, "lr_decay": 0.995, "clip": 10.0, "robust": "none", "trim": 0.1, "ema": 0.0,
+        "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1,
+        "bytes_up": 256, "passes": 51, "difference": "forward", "local_steps": 1, "local_lr": 0.01, "bits": 32,
+        "optimiser": "sgd", "lr": 0.01, "momentum": 0.9,
+        "weight_decay": 0.0, "lr_decay": 0.995, "clip": 10.0, "rate": "fixed", "memory": False, "memory_bytes": 2**30,
+        "robust": "none", "trim": 0.1, "ema": 0.0,
         "epochs": 1, "batch": 32,
     }  # fmt: skip
     assert config.fleet.model_dump() == {
@@ -146,7 +148,8 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused_by_key(key, bad):
         ({"train.lr": "fast"}, 'train.lr = "fast", expected a number above 0 and at most 1000000000'),
         (
             {"method": "ntk-bafle"},
-            'method = "ntk-bafle", expected one of ntk-baffle, baffle, fedavg, ntk-fedavg; did you mean ntk-baffle?',
+            'method = "ntk-bafle", expected one of ntk-baffle, baffle, fedavg, fedsgd, ntk-fedsgd, ntk-fedavg; '
+            "did you mean ntk-baffle?",
         ),
         ({"train.optimiser": "SGD"}, 'train.optimiser = "SGD", expected one of sgd, adam; did you mean sgd?'),
         ({"prune.rescale": "True"}, 'prune.rescale = "True", expected true or false; did you mean true?'),
@@ -184,7 +187,7 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused_by_key(key, bad):
         ),
         (
             {"batch": 1},
-            "unknown key batch, expected one of method, seed, rounds, eval_every, workers, engine, name, data, model, "
+            "unknown key batch, expected one of preset, method, seed, rounds, eval_every, workers, engine, name, data, model, "
             "prune, train, fleet, track; did you mean prune.batch or train.batch?",
         ),
     ],

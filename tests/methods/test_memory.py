@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from foreseed.engine import ForeseedError
+from foreseed.methods import memory as module
 from foreseed.methods.memory import Memory
 from foreseed.runs import checkpoint
 
@@ -48,11 +49,14 @@ def test_good_estimates_leave_no_noise_of_who_was_asked() -> None:
 
 def test_estimates_that_are_all_noise_are_hardly_remembered() -> None:
     memory = Memory.of(20, 4, [N], 10**6)
-    errors(memory, 30.0, 200)
+    errors(memory, 300.0, 200)
     assert memory.share < 0.1
 
 
-def test_share_is_between_and_lessens_the_error_where_noise_is_like_the_devices_differences() -> None:
+def test_share_is_between_and_lessens_the_error_where_noise_is_like_the_devices_differences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HARM", 1.0)  # of least variance
     # Over seeds: the mean error with and without, against the spread of their difference.
     gains = []
     for seed in range(20):
@@ -84,8 +88,8 @@ def test_each_tensor_is_remembered_as_well_as_its_own_estimates_are() -> None:
         memory.corrected(chosen, estimates, np.full(4, 1 / 4))
         memory.remember(number, chosen, estimates, [5] * 4)
     good, bad = memory.shares
-    assert good > 0.9
-    assert bad < 0.15
+    assert good > 0.99
+    assert 0.2 < bad < 0.6
 
 
 def test_device_never_heard_is_left_as_it_is() -> None:

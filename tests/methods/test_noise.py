@@ -28,14 +28,15 @@ def test_signal_and_noise_are_found_apart(weights: list[float]) -> None:
         assert found.std() < 0.3 * truth
 
 
-def test_share_falls_with_noise_and_rises_with_momentum() -> None:
+def test_share_falls_with_noise_as_the_root_of_the_cosine() -> None:
     quiet, loud = (measured(1.0, noise, 0, [0.25] * 4) for noise in (0.5, 8.0))
-    assert 0.9 < quiet.share(0.0) < 1
-    assert loud.share(0.0) < loud.share(0.9) < quiet.share(0.9) < 1
-    assert loud.share(0.0) == pytest.approx(1 / 17, rel=0.5)
+    assert quiet.share == pytest.approx((1 / (1 + 0.25 / 4)) ** 0.25, abs=0.01)
+    assert loud.share == pytest.approx((1 / (1 + 64 / 4)) ** 0.25, abs=0.05)
+    nothing = measured(0.0, 8.0, 0, [0.25] * 4)
+    assert 0.17 < nothing.share < 0.4
 
 
 def test_nothing_measured_is_the_whole_rate() -> None:
     meter = Noise()
     assert meter.measure([np.ones(3)], np.ones(3), np.ones(1)) is None
-    assert meter.share(0.9) == 1
+    assert meter.share == 1

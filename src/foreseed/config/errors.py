@@ -63,6 +63,8 @@ def _sentence(model: type[BaseModel], problem: ErrorDetails, origins: Mapping[st
         names = ", ".join(name for table, name in _split_keys(model) if table == parent)
         return f"{where}unknown key {key}, expected one of {names}{_suggestion(_nearest_keys(model, key))}"
     field = dict(fields(model))[key]
+    if problem["type"] == _RULE and table_of(field):  # of several keys together, so it is a sentence of its own
+        return f"{where}{problem['msg']}"
     valid = problem["msg"] if problem["type"] == _RULE else _valid(field, given)
     return f"{where}{key} = {_shown(given)}, expected {valid}"
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from foreseed.config import toml
+from foreseed.config import presets, toml
 from foreseed.config.errors import ConfigError, did_you_mean, explain, rule
 from foreseed.config.method_registry import Method, entered, methods
 from foreseed.config.tracker_registry import trackers
@@ -165,7 +165,16 @@ class Train(Table):
     )
     spread: Count = Field(
         default=1,
-        description="probe on 1/spread of the images: that many times fewer passes, each noisier; 1 is the paper",
+        description='probe on 1/spread of the images: fewer passes, each noisier; 1: the paper; "auto" finds k too',
+    )
+    bytes_up: Count = Field(
+        default=256, description="spread auto: bytes of a reply; more hold more directions, and error falls with them"
+    )
+    passes: int = Field(
+        default=51,
+        ge=2,
+        le=2**31,
+        description="spread auto: forward passes an image, at most; more give each direction more images",
     )
     difference: Literal["forward", "central"] = Field(
         default="forward", description="forward: k + 1 passes; central: 2k passes, less bias"
@@ -240,6 +249,25 @@ class Train(Table):
     batch: Count = Field(
         default=32, description="images a step (backpropagation) or a BatchNorm batch: more need more memory"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _found(cls, given: Any) -> Any:
+        """Find k and spread, where they are left to the budgets."""
+        if not isinstance(given, Mapping) or given.get("spread") != "auto":
+            return given
+        if "k" in given:
+            raise rule('train.spread = "auto" finds train.k itself, expected only one of them; leave the other out')
+        tables = {name: given.get(name, cls.model_fields[name].default) for name in ("bytes_up", "bits", "passes")}
+        if not all(type(number) is int and number > 1 - (name == "bits") for name, number in tables.items()):
+            return {**given, "spread": 1}  # one of them is refused for what it is
+        k = presets.directions(tables["bytes_up"], tables["bits"])
+        if not k:
+            raise rule(
+                f"train.bytes_up = {tables['bytes_up']} has no room for a difference, expected at least "
+                f"{presets.fewest_bytes(tables['bits'])}"
+            )
+        return {**given, "k": k, "spread": presets.parts(k, tables["passes"], given.get("difference") == "central")}
 
     @field_validator("robust")
     @classmethod
@@ -347,9 +375,13 @@ class Track(Table):
 class Config(Table):
     """An experiment, checked and complete; it cannot be changed, only copied with changes by `with_`."""
 
+    preset: Literal["", "paper", "best"] = Field(
+        default="",
+        description='what is not said comes from it: "paper", or "best", which learns most from few bytes and passes',
+    )
     method: str = Field(
         default="ntk-baffle",
-        description="ntk-baffle (pruned), baffle (dense): forward passes only; fedavg, ntk-fedavg: backpropagation",
+        description="ntk-baffle (pruned), baffle (dense): forward passes only; the others backpropagate",
     )
     seed: int = Field(
         default=0, ge=0, le=2**63 - 1, description="decides every random draw; one seed is a pointer, not a result"
@@ -430,7 +462,7 @@ class Config(Table):
     @classmethod
     def _explained(cls, given: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         try:
-            return handler(given)
+            return handler(presets.completed(given) if isinstance(given, Mapping) else given)
         except ValidationError as error:
             problems = error.errors(include_url=False, include_context=False)
             raise ConfigError(explain(cls, problems, info.context or {})) from None

@@ -59,7 +59,7 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
     if config.train.clip and (length := norm(gradient)) > config.train.clip:
         gradient *= np.float32(config.train.clip / length)
     optimiser = optimiser_of(config)
-    share = state.descent.noise.share(config.train.momentum) if config.train.rate == "noise" else 1.0
+    share = state.descent.noise.share if config.train.rate == "noise" else 1.0
     state.values, state.buffers = step(state.values, state.buffers, gradient, optimiser.step(number, share))
     state.stats = aggregate((result.samples, result.stats) for result in found)
     state.ema = moving_average(state.ema, state.values, config.train.ema)

@@ -5,11 +5,14 @@ device j and m the weighted mean of all that are remembered,
 
     g = sum over the devices asked of w_i (g_i - a (y_i - m))        y_i <- g_i afterwards
 
-has the same mean for any a, and the a of least variance is the slope of a regression of what devices say on what they
+has the same mean for any a, and the a of least variance is the slope b of a regression of what devices say on what they
 said last time: near 1 where estimates are good and recent, near 0 where y_i is noise or too old. It is measured, round
 by round, and for each tensor of the model: devices differ most in their classes, so in the last layer's few biases,
-where an estimate is good, and noise is spread over all weights. A device that was never heard has y_i = m. Devices take
-no notice of any of this.
+where an estimate is good.
+
+Least variance is not least harm. An estimate's noise is spread evenly over all directions, most of which the loss
+hardly feels; what devices differ by lies where the loss is steep. Counted HARM times as much, a = HARM b / (HARM b +
+1 - b). A device that was never heard has y_i = m. Devices take no notice of any of this.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from foreseed.methods.sums import Doubles, dots
 
 _DECAY = 0.9
 """Of the regression's sums, a round: long enough to steady it, short enough to follow training."""
+HARM = 50.0
+"""Of a unit of variance between devices against one of the estimates' own noise; 1 and infinity learnt less."""
 _FILE = "memory.f32"
 
 
@@ -91,10 +96,11 @@ class Memory:
 
     @property
     def shares(self) -> Doubles:
-        """Each tensor's slope of the regression: how much of what is remembered counts."""
+        """How much of what is remembered counts, tensor by tensor."""
         known = self.squares > 0
-        slopes: Doubles = np.clip(self.products / np.where(known, self.squares, 1.0), 0.0, 1.0)
-        return np.where(known, slopes, 0.0)
+        slopes: Doubles = np.where(known, np.clip(self.products / np.where(known, self.squares, 1.0), 0.0, 1.0), 0.0)
+        shares: Doubles = HARM * slopes / (HARM * slopes + 1 - slopes)
+        return shares
 
     @property
     def share(self) -> float:

@@ -125,7 +125,7 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
         ]
         mean, snr = descent.combine(update.round, [reply.device for reply in replies], samples, estimates)
         gradient = mean if rules.memory else gradient
-    share = descent.noise.share(coordinator.optimiser.momentum) if rules.follow_noise else 1.0
+    share = descent.noise.share if rules.follow_noise else 1.0
     update = update._replace(step=coordinator.optimiser.step(update.round, share))
     if rules.clip:
         update, gradient = _with_norm_at_most(coordinator, update, gradient, spread_over)
