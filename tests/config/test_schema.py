@@ -187,8 +187,8 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused_by_key(key, bad):
         ),
         (
             {"batch": 1},
-            "unknown key batch, expected one of preset, method, seed, rounds, eval_every, workers, engine, name, data, model, "
-            "prune, train, fleet, track; did you mean prune.batch or train.batch?",
+            "unknown key batch, expected one of preset, method, seed, rounds, eval_every, workers, engine, name, data, "
+            "model, prune, train, fleet, track; did you mean prune.batch or train.batch?",
         ),
     ],
 )
