@@ -26,16 +26,15 @@ class Noise:
     def measure(self, estimates: Sequence[Doubles], mean: Doubles, weights: Doubles) -> float | None:
         """The signal-to-noise ratio of one round; None where a single device answered.
 
-        With g = sum of w_i g_i, the differences g_i - g hold all noise there is: which devices were asked, which
-        directions they probed. What is left of |g|^2 is signal.
+        With g = sum of w_i g_i, the products of different devices' g_i hold no noise but by chance, neither of which
+        directions they probed nor of which devices were asked: their mean is the signal, the rest of |g|^2 noise.
         """
         if len(estimates) < 2:
             return None
-        apart = fsum(float(w) ** 2 * square(g - mean) for w, g in zip(weights, estimates, strict=True))
-        # The mean lies nearer to its own parts than the truth does: for equal weights by (m - 1) / m.
-        squares, cubes = fsum(weights**2), fsum(weights**3)
-        noise = apart * squares / (squares - 2 * cubes + squares**2)
-        signal = square(mean) - noise
+        length = square(mean)
+        own = fsum(float(w) ** 2 * square(g) for w, g in zip(weights, estimates, strict=True))
+        signal = (length - own) / (1 - fsum(weights**2))
+        noise = length - signal
         self.signal = _DECAY * self.signal + (1 - _DECAY) * signal
         self.noise = _DECAY * self.noise + (1 - _DECAY) * noise
         self.weight = _DECAY * self.weight + (1 - _DECAY)
