@@ -13,7 +13,7 @@ def measured(signal: float, noise: float, seed: int, weights: list[float]) -> No
     for _ in range(60):
         estimates = [truth + noise * rng.normal(size=200) / np.sqrt(200) for _ in weights]
         mean = sum(w * g for w, g in zip(weights, estimates, strict=True))
-        meter.measure(estimates, np.asarray(mean), np.array(weights))
+        meter.measure(estimates, np.array(weights), np.asarray(mean))
     return meter
 
 
@@ -38,5 +38,5 @@ def test_share_falls_with_noise_as_the_root_of_the_cosine() -> None:
 
 def test_nothing_measured_is_the_whole_rate() -> None:
     meter = Noise()
-    assert meter.measure([np.ones(3)], np.ones(3), np.ones(1)) is None
+    assert meter.measure([np.ones(3)], np.ones(1), np.ones(3)) is None
     assert meter.share == 1

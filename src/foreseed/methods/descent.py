@@ -48,7 +48,7 @@ class Descent:
             corrected = self.memory.corrected(devices, estimates, weights)
             self.memory.remember(round, devices, estimates, samples)
         mean = added(weight * estimate for weight, estimate in zip(weights, corrected, strict=True))
-        return mean.astype(np.float32), self.noise.measure(corrected, mean, weights)
+        return mean.astype(np.float32), self.noise.measure(estimates, weights, mean)
 
     @property
     def remembered(self) -> float | None:

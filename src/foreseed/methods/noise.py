@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
 
+from foreseed.coordinator.robust import added
 from foreseed.methods.sums import Doubles, square
 
 _DECAY = 0.95
@@ -23,18 +24,19 @@ class Noise:
     weight: float = 0.0
     """Of the rounds so far: averages of few rounds are not pulled to 0."""
 
-    def measure(self, estimates: Sequence[Doubles], mean: Doubles, weights: Doubles) -> float | None:
-        """The signal-to-noise ratio of one round; None where a single device answered.
+    def measure(self, estimates: Sequence[Doubles], weights: Doubles, taken: Doubles) -> float | None:
+        """The signal-to-noise ratio of one round, from what devices said and what was made of it; None for one device.
 
-        With g = sum of w_i g_i, the products of different devices' g_i hold no noise but by chance, neither of which
-        directions they probed nor of which devices were asked: their mean is the signal, the rest of |g|^2 noise.
+        Products of different devices' estimates hold no noise but by chance, neither of which directions they probed
+        nor of which devices were asked: their mean is the signal, and the rest of what is `taken` for it noise. What
+        the memory has corrected would not do for this: there, devices share the noise of its mean.
         """
         if len(estimates) < 2:
             return None
-        length = square(mean)
+        mean = added(w * g for w, g in zip(weights, estimates, strict=True))
         own = fsum(float(w) ** 2 * square(g) for w, g in zip(weights, estimates, strict=True))
-        signal = (length - own) / (1 - fsum(weights**2))
-        noise = length - signal
+        signal = (square(mean) - own) / (1 - fsum(weights**2))
+        noise = square(taken) - signal
         self.signal = _DECAY * self.signal + (1 - _DECAY) * signal
         self.noise = _DECAY * self.noise + (1 - _DECAY) * noise
         self.weight = _DECAY * self.weight + (1 - _DECAY)
