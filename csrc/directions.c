@@ -74,8 +74,29 @@ void fs_perturb(const fs_directions *d, uint32_t k, uint32_t start, size_t n, co
     }
 }
 
+enum { TOGETHER = 16 }; /* directions whose signs are made at a time */
+
+/* Signs need no numbers of their own: a block's 128 coordinates stay where they are while directions pass over them. */
+static void accumulate_signs(const fs_isa *isa, const fs_directions *d, const float *coefficients, uint32_t start,
+                             size_t n, float *gradient) {
+    uint32_t words[4 * TOGETHER];
+    for (size_t here; n; n -= here, start += (uint32_t)here, gradient += here) {
+        here = n < 128 ? n : 128;
+        for (uint32_t i = 0; i < d->count; i += TOGETHER) {
+            const uint32_t counter[3] = {d->first + i * d->step, d->device, d->round};
+            const uint32_t count = d->count - i < TOGETHER ? d->count - i : TOGETHER;
+            isa->sign_words(words, d->seed, counter, start / 128, d->step, count);
+            isa->add_signs(gradient, words, coefficients + i, count, here);
+        }
+    }
+}
+
 void fs_accumulate(const fs_directions *d, const float *coefficients, uint32_t start, size_t n, float *gradient) {
     const fs_isa *isa = chosen(d->isa);
+    if (d->kind == FS_RADEMACHER && start % 128 == 0) {
+        accumulate_signs(isa, d, coefficients, start, n, gradient);
+        return;
+    }
     float block[CHUNK];
     /* A chunk of the gradient stays in the cache while all directions pass over it. */
     for (size_t here; n; n -= here, start += (uint32_t)here, gradient += here) {
@@ -87,8 +108,30 @@ void fs_accumulate(const fs_directions *d, const float *coefficients, uint32_t s
     }
 }
 
+static void project_signs(const fs_isa *isa, const fs_directions *d, const float *vector, size_t n, double *out) {
+    uint32_t words[4 * TOGETHER];
+    for (uint32_t i = 0; i < d->count; i += TOGETHER) {
+        const uint32_t counter[3] = {d->first + i * d->step, d->device, d->round};
+        const uint32_t count = d->count - i < TOGETHER ? d->count - i : TOGETHER;
+        double sums[TOGETHER][8] = {{0}};
+        for (size_t start = 0; start < n; start += 128) {
+            isa->sign_words(words, d->seed, counter, (uint32_t)start / 128, d->step, count);
+            for (uint32_t j = 0; j < count; j++)
+                isa->dot_signs(sums[j], words + 4 * j, vector + start, n - start < 128 ? n - start : 128);
+        }
+        for (uint32_t j = 0; j < count; j++) {
+            out[i + j] = 0;
+            for (int chain = 0; chain < 8; chain++) out[i + j] += sums[j][chain];
+        }
+    }
+}
+
 void fs_project(const fs_directions *d, const float *vector, size_t n, double *out) {
     const fs_isa *isa = chosen(d->isa);
+    if (d->kind == FS_RADEMACHER) {
+        project_signs(isa, d, vector, n, out);
+        return;
+    }
     float block[CHUNK];
     for (uint32_t i = 0; i < d->count; i++) {
         double sums[8] = {0};

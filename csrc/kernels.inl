@@ -254,16 +254,17 @@ INLINE void philox_block(uint32_t words[4], uint64_t seed, const uint32_t counte
 
 enum { CHAINS = 2, BLOCKS = CHAINS * WIDTH };
 
-/* BLOCKS blocks side by side, words[4 * i + j] being word j of block first + i; two chains of rounds, so that
- * one's multiplications fill the other's waits. */
-INLINE void philox_blocks(uint32_t *words, uint64_t seed, const uint32_t counter[3], uint32_t first) {
-    uint32_t numbers[BLOCKS], out[4][BLOCKS];
-    for (uint32_t i = 0; i < BLOCKS; i++) numbers[i] = first + i;
+/* BLOCKS blocks side by side, words[4 * i + j] being word j of block `first + i * blocks` of direction
+ * `k + i * directions`; two chains of rounds, so that one's multiplications fill the other's waits. */
+INLINE void philox_blocks(uint32_t *words, uint64_t seed, const uint32_t counter[3], uint32_t first, uint32_t blocks,
+                          uint32_t directions) {
+    uint32_t numbers[BLOCKS], ks[BLOCKS], out[4][BLOCKS];
+    for (uint32_t i = 0; i < BLOCKS; i++) numbers[i] = first + i * blocks, ks[i] = counter[0] + i * directions;
     IVEC c0[CHAINS], c1[CHAINS], c2[CHAINS], c3[CHAINS];
 #pragma GCC unroll 2
     for (int i = 0; i < CHAINS; i++) {
-        c0[i] = i_load(numbers + i * WIDTH);
-        c1[i] = i_set1(counter[0]), c2[i] = i_set1(counter[1]), c3[i] = i_set1(counter[2]);
+        c0[i] = i_load(numbers + i * WIDTH), c1[i] = i_load(ks + i * WIDTH);
+        c2[i] = i_set1(counter[1]), c3[i] = i_set1(counter[2]);
     }
     const IVEC m0 = i_set1(0xD2511F53u), m1 = i_set1(0xCD9E8D57u);
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
@@ -349,7 +350,7 @@ TARGET static void gaussian(float *z, uint64_t seed, const uint32_t counter[3], 
     uint32_t block = start / 4;
 #ifdef VEC
     for (uint32_t words[4 * BLOCKS]; n >= 4 * BLOCKS; n -= 4 * BLOCKS, z += 4 * BLOCKS, block += BLOCKS) {
-        philox_blocks(words, seed, counter, block);
+        philox_blocks(words, seed, counter, block, 1, 0);
         for (int i = 0; i < 4 * BLOCKS; i++) z[i] = normal(words[i]);
     }
 #endif
@@ -383,6 +384,64 @@ TARGET static void direction(float *z, uint64_t seed, const uint32_t counter[3],
                              size_t n) {
     if (kind == FS_RADEMACHER) rademacher(z, seed, counter, start, n);
     else gaussian(z, seed, counter, start, n);
+}
+
+/* words[4 * i + j]: word j of a block of the directions counter[0] + i * step, for `count` of them. */
+TARGET static void sign_words(uint32_t *words, uint64_t seed, const uint32_t counter[3], uint32_t block, uint32_t step,
+                              uint32_t count) {
+    uint32_t i = 0;
+#ifdef VEC
+    for (; i + BLOCKS <= count; i += BLOCKS) {
+        const uint32_t here[3] = {counter[0] + i * step, counter[1], counter[2]};
+        philox_blocks(words + 4 * i, seed, here, block, 0, step);
+    }
+#endif
+    for (; i < count; i++) {
+        const uint32_t here[3] = {counter[0] + i * step, counter[1], counter[2]};
+        philox_block(words + 4 * i, seed, here, block);
+    }
+}
+
+/* number[i], its sign changed where bit i of the word is set, for 32 of them */
+INLINE void flip(float *out, uint32_t word, const float *numbers) {
+    uint32_t bits[32];
+    memcpy(bits, numbers, sizeof bits);
+    for (uint32_t j = 0; j < 32; j++) bits[j] ^= word << (31 - j) & 0x80000000u;
+    memcpy(out, bits, sizeof bits);
+}
+
+/* out[i] += factors[j] times sign i of direction j, for n up to 128 coordinates */
+TARGET static void add_signs(float *out, const uint32_t *words, const float *factors, uint32_t count, size_t n) {
+    for (; n; words++) {
+        const size_t here = n < 32 ? n : 32;
+        float sums[32] = {0}, all[32], terms[32];
+        memcpy(sums, out, here * sizeof *out);
+        for (uint32_t j = 0; j < count; j++) {
+            for (int i = 0; i < 32; i++) all[i] = factors[j];
+            flip(terms, words[4 * j], all);
+            for (int i = 0; i < 32; i++) sums[i] += terms[i];
+        }
+        memcpy(out, sums, here * sizeof *out);
+        n -= here, out += here;
+    }
+}
+
+TARGET static void dot_signs(double sums[8], const uint32_t words[4], const float *vector, size_t n) {
+    double chains[8];
+    float terms[32];
+    memcpy(chains, sums, sizeof chains);
+    for (; n >= 32; n -= 32, vector += 32, words++) {
+        flip(terms, *words, vector);
+        for (int i = 0; i < 32; i += 8)
+            for (int j = 0; j < 8; j++) chains[j] += (double)terms[i + j];
+    }
+    if (n) {
+        float rest[32] = {0};
+        memcpy(rest, vector, n * sizeof *rest);
+        flip(terms, *words, rest);
+    }
+    for (size_t j = 0; j < n; j++) chains[j % 8] += (double)terms[j];
+    memcpy(sums, chains, sizeof chains);
 }
 
 TARGET static void axpy(float *out, const float *values, const float *z, size_t n, float factor) {

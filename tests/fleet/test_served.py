@@ -104,11 +104,12 @@ def test_a_server_killed_after_its_last_round_still_tells_devices_that_the_run_i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [32, 1])
+@pytest.mark.parametrize("best", [False, True])
 def test_a_run_that_began_in_the_simulator_goes_on_with_real_devices(
-    config: Config, world: World, shards: Path, tmp_path: Path, bits: int
+    config: Config, world: World, shards: Path, tmp_path: Path, best: bool
 ) -> None:
-    world = world.changed(train__bits=bits)
+    if best:
+        world = world.changed(train__bits=1, train__memory=True, train__rate="noise", train__direction="rademacher")
     config = world.config
 
     def stop(progress: Progress) -> None:

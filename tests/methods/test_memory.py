@@ -33,7 +33,7 @@ def errors(memory: Memory | None, noise: float, rounds: int, devices: int = 20, 
         estimates = corrected = [estimate(device) for device in chosen]
         if memory is not None:
             corrected = list(memory.corrected(chosen, estimates, weights))
-            memory.remember(number, chosen, estimates, [5] * asked)
+            memory.remember(number, chosen, estimates, np.full(asked, 5.0))
         found.append(np.square(np.mean(corrected, axis=0) - gradients.mean(axis=0)).sum())
     return np.array(found)
 
@@ -68,7 +68,7 @@ def test_share_is_between_and_lessens_the_error_where_noise_is_like_the_devices_
             chosen = rng.choice(20, 4, replace=False).tolist()
             estimates = [gradients[device] + 0.7 * rng.normal(size=N) for device in chosen]
             corrected = memory.corrected(chosen, estimates, weights)
-            memory.remember(number, chosen, estimates, [5] * 4)
+            memory.remember(number, chosen, estimates, np.full(4, 5.0))
             if number > 40:
                 truth = gradients.mean(axis=0)
                 with_.append(np.square(np.mean(corrected, axis=0) - truth).sum())
@@ -86,7 +86,7 @@ def test_each_tensor_is_remembered_as_well_as_its_own_estimates_are() -> None:
         chosen = rng.choice(20, 4, replace=False).tolist()
         estimates = [gradients[device] + noise * rng.normal(size=510) for device in chosen]
         memory.corrected(chosen, estimates, np.full(4, 1 / 4))
-        memory.remember(number, chosen, estimates, [5] * 4)
+        memory.remember(number, chosen, estimates, np.full(4, 5.0))
     good, bad = memory.shares
     assert good > 0.99
     assert 0.2 < bad < 0.6
@@ -94,7 +94,7 @@ def test_each_tensor_is_remembered_as_well_as_its_own_estimates_are() -> None:
 
 def test_device_never_heard_is_left_as_it_is() -> None:
     memory = Memory.of(3, 1, [2], 10**6)
-    memory.remember(1, [0], [np.array([1.0, 2.0])], [5])
+    memory.remember(1, [0], [np.array([1.0, 2.0])], np.array([5.0]))
     given = np.array([7.0, 7.0])
     [corrected] = memory.corrected([1], [given], np.array([1.0]))
     np.testing.assert_array_equal(corrected, given)
@@ -103,9 +103,9 @@ def test_device_never_heard_is_left_as_it_is() -> None:
 def test_longest_unheard_is_forgotten_first_and_its_part_of_the_mean_goes() -> None:
     memory = Memory.of(4, 2, [2], 2 * 8)
     rows = {device: np.array([device, 10.0 * device]) for device in range(4)}
-    memory.remember(1, [0, 1], [rows[0], rows[1]], [1, 2])
-    memory.remember(2, [1], [rows[1]], [2])
-    memory.remember(3, [3], [rows[3]], [4])
+    memory.remember(1, [0, 1], [rows[0], rows[1]], np.array([1.0, 2.0]))
+    memory.remember(2, [1], [rows[1]], np.array([2.0]))
+    memory.remember(3, [3], [rows[3]], np.array([4.0]))
     assert memory.slots.tolist() == [-1, 1, -1, 0]
     np.testing.assert_allclose(memory.total, 2 * rows[1] + 4 * rows[3])
 
@@ -118,7 +118,7 @@ def test_restored_from_a_checkpoint_and_its_file_it_goes_on_the_same(tmp_path: P
             chosen = sorted(rng.choice(6, 3, replace=False).tolist())
             estimates = list(rng.normal(size=(3, N)))
             found.append(np.array(memory.corrected(chosen, estimates, np.full(3, 1 / 3))))
-            memory.remember(number, chosen, estimates, [1, 2, 3])
+            memory.remember(number, chosen, estimates, np.array([1.0, 2.0, 3.0]))
         return found
 
     whole = rounds(Memory.of(6, 3, [N], 4 * 4 * N), 1, 12)
@@ -137,7 +137,7 @@ def test_restored_from_a_checkpoint_and_its_file_it_goes_on_the_same(tmp_path: P
 def test_file_that_is_gone_is_told(tmp_path: Path) -> None:
     memory = Memory.of(4, 2, [2], 10**6)
     memory.keep_in(tmp_path)
-    memory.remember(1, [0, 1], [np.ones(2), np.ones(2)], [1, 2])
+    memory.remember(1, [0, 1], [np.ones(2), np.ones(2)], np.array([1.0, 2.0]))
     (tmp_path / "memory.f32").unlink()
     with pytest.raises(ForeseedError, match="start the run anew"):
         memory.keep_in(tmp_path)

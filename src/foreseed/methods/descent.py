@@ -16,7 +16,7 @@ from foreseed.engine.update import apply_step
 from foreseed.methods.memory import Memory
 from foreseed.methods.noise import Noise
 from foreseed.methods.protocol import Vector
-from foreseed.methods.sums import Doubles
+from foreseed.methods.sums import Doubles, square
 from foreseed.methods.task import Task
 
 
@@ -38,17 +38,28 @@ class Descent:
         return Descent(Noise(), Memory.of(data.devices, data.per_round, sizes, t.memory_bytes) if t.memory else None)
 
     def combine(
-        self, round: int, devices: Sequence[int], samples: Sequence[int], estimates: Sequence[Doubles]
+        self, round: int, devices: Sequence[int], counts: Doubles, halves: Vector
     ) -> tuple[Vector, float | None]:
-        """The mean of the devices' estimates by samples, and its signal-to-noise ratio; the memory lessens noise."""
-        total = sum(samples)
-        weights = np.array([count / total for count in samples])
-        corrected = estimates
+        """The sum of the devices' parts, and its signal-to-noise ratio; the memory takes noise out of it.
+
+        `halves` [device, half, coordinate] are two estimates of each device, each times half its share of the samples
+        `counts`; or a single one, which nothing is known of.
+        """
+        weights = counts / fsum(counts)
+        parts = halves.sum(axis=1, dtype=np.float64)
+        taken = added(parts)
+        noise = None
+        if halves.shape[1] == 2:
+            first, last = (added(halves[:, half].astype(np.float64)) for half in (0, 1))
+            noise = square(first - last)
         if self.memory is not None:
+            estimates = list(parts / weights[:, None])
             corrected = self.memory.corrected(devices, estimates, weights)
-            self.memory.remember(round, devices, estimates, samples)
-        mean = added(weight * estimate for weight, estimate in zip(weights, corrected, strict=True))
-        return mean.astype(np.float32), self.noise.measure(estimates, weights, mean)
+            self.memory.remember(round, devices, estimates, counts)
+            taken = added(weight * estimate for weight, estimate in zip(weights, corrected, strict=True))
+            # What was remembered was as noisy.
+            noise = noise and noise * (1 + self.memory.share**2)
+        return taken.astype(np.float32), None if noise is None else self.noise.measure(square(taken), noise)
 
     @property
     def remembered(self) -> float | None:

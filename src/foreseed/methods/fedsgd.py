@@ -54,26 +54,27 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
     chosen = sample(config.seed, number, np.arange(config.data.devices), config.data.per_round)
     found = list(devices.gradients(Job(number, chosen, state.program, state.values, state.stats, lr=0.0)))
     samples = [result.samples for result in found]
-    gradients = [result.values.astype(np.float64) for result in found]
-    gradient, snr = state.descent.combine(number, chosen, samples, gradients)
+    weights = np.array([count / sum(samples) for count in samples])
+    parts = np.stack([weight * result.values for weight, result in zip(weights, found, strict=True)])
+    gradient, _ = state.descent.combine(
+        number, chosen, np.array(samples, np.float64), parts[:, None].astype(np.float32)
+    )
     if config.train.clip and (length := norm(gradient)) > config.train.clip:
         gradient *= np.float32(config.train.clip / length)
     optimiser = optimiser_of(config)
-    share = state.descent.noise.share if config.train.rate == "noise" else 1.0
-    state.values, state.buffers = step(state.values, state.buffers, gradient, optimiser.step(number, share))
+    state.values, state.buffers = step(state.values, state.buffers, gradient, optimiser.step(number))
     state.stats = aggregate((result.samples, result.stats) for result in found)
     state.ema = moving_average(state.ema, state.values, config.train.ema)
     state.done = number
     moved = 4 * (state.program.n_live + state.program.n_stats) * len(found)
     return RoundResult(
         round=number,
-        lr=share * optimiser.lr_at(number),
+        lr=optimiser.lr_at(number),
         train_loss=fsum(result.samples * result.loss for result in found) / sum(samples),
         participants=chosen,
         samples=sum(samples),
         work=sum((bp_work(state.program, count, 1) for count in samples), Work()),
         traffic=Traffic(moved, moved),
-        snr=snr,
         remembered=state.descent.remembered,
     )
 

@@ -54,8 +54,8 @@ class Memory:
     """Where each device's estimate lies; -1 = nowhere."""
     heard: npt.NDArray[np.int32]
     """The round in which each device was last heard."""
-    samples: npt.NDArray[np.int64]
-    """Of each device that is remembered."""
+    counts: Doubles
+    """Samples of each device that is remembered."""
     total: Doubles
     """All that is remembered, each times its samples."""
     sizes: npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ class Memory:
                 f"data.per_round, which is {per_round}; raise it, or set train.memory to false"
             )
         return Memory(
-            np.full(devices, -1, np.int32), np.zeros(devices, np.int32), np.zeros(devices, np.int64), np.zeros(n),
+            np.full(devices, -1, np.int32), np.zeros(devices, np.int32), np.zeros(devices), np.zeros(n),
             np.array(sizes), np.zeros(len(sizes)), np.zeros(len(sizes)), rows=np.zeros((room, n), np.float32),
         )  # fmt: skip
 
@@ -110,10 +110,10 @@ class Memory:
 
     def corrected(self, devices: Sequence[int], given: Sequence[Doubles], weights: Doubles) -> Sequence[Doubles]:
         """The estimates g_i - a (y_i - m) of the devices asked, for their g_i."""
-        count = int(self.samples[self.slots >= 0].sum())
-        if not count:
+        known_weight = fsum(self.counts[self.slots >= 0])
+        if not known_weight:
             return given
-        middle = self.total / count
+        middle = self.total / known_weight
         known = [(i, self._row(device) - middle) for i, device in enumerate(devices) if self.slots[device] >= 0]
         if len(known) > 1:
             self._regress([(weights[i], given[i], y) for i, y in known])
@@ -135,16 +135,14 @@ class Memory:
         self.products = _DECAY * self.products + products / (1 - fsum(shares**2))
         self.squares = _DECAY * self.squares + squares
 
-    def remember(
-        self, round: int, devices: Sequence[int], estimates: Sequence[Doubles], samples: Sequence[int]
-    ) -> None:
+    def remember(self, round: int, devices: Sequence[int], estimates: Sequence[Doubles], counts: Doubles) -> None:
         """Keep what these devices said in this round."""
         self._settle()
         rows, slots = [], []
-        for device, estimate, count in zip(devices, estimates, samples, strict=True):
+        for device, estimate, count in zip(devices, estimates, counts, strict=True):
             row = estimate.astype(np.float32)
             slot = self._slot(device)
-            self.slots[device], self.heard[device], self.samples[device] = slot, round, count
+            self.slots[device], self.heard[device], self.counts[device] = slot, round, count
             self.total += count * row.astype(np.float64)
             rows.append(row)
             slots.append(slot)
@@ -165,7 +163,7 @@ class Memory:
             return len(held)  # slots are filled in turn, and only ever handed on
         owner = device if self.slots[device] >= 0 else int(held[np.argmin(self.heard[held])])
         slot = int(self.slots[owner])
-        self.total -= int(self.samples[owner]) * self._row(owner)
+        self.total -= self.counts[owner] * self._row(owner)
         self.slots[owner] = -1
         return slot
 

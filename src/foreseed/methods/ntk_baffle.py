@@ -27,13 +27,13 @@ from foreseed.config import Config, Method, enter, fingerprint
 from foreseed.coordinator import Coordinator, Rules, answers
 from foreseed.coordinator.coordinator import State as ServerState
 from foreseed.coordinator.robust import added, clipped, fair, trimmed_mean
-from foreseed.engine import SHARED_DEVICE, ForeseedError, Program
-from foreseed.engine.update import estimate
+from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, Program, accumulate
 from foreseed.meter import DeviceMemory, Work, bp_free_memory, forward_work
 from foreseed.methods.averaging import moving_average
 from foreseed.methods.descent import Descent, norm, optimiser_of, step
 from foreseed.methods.noise import Noise
 from foreseed.methods.protocol import UNSAVED, Devices, RoundResult, Vector
+from foreseed.methods.sums import Doubles
 from foreseed.methods.task import Task
 from foreseed.wire import Reply, Update
 
@@ -75,7 +75,7 @@ class Learnt(NamedTuple):
     samples: int
     replies: tuple[Reply, ...]
     snr: float | None
-    """Signal-to-noise ratio of the round's estimate."""
+    """Signal-to-noise ratio of the round's estimate; None where nothing tells."""
 
 
 def init(task: Task) -> State:
@@ -109,21 +109,16 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
     `spread_over` maps a function over ranges of coordinates; a thread pool's `map` makes it parallel, with the same
     bits, since coordinates are independent.
     """
-    rules, server, replies, descent = (
-        coordinator.rules,
-        coordinator.state,
-        coordinator.replies,
-        descent or Descent(Noise()),
-    )
-    update = Update(coordinator.round, b"", stein_coefficients(rules, replies))
-    gradient, parts = rebuilt_gradient(rules, update, len(server.values), spread_over)
-    samples, snr = [reply.samples for reply in replies], None
+    rules, server, replies = coordinator.rules, coordinator.state, coordinator.replies
+    descent, weights = descent or Descent(Noise()), device_weights(rules, replies)
+    update = Update(coordinator.round, b"", stein_coefficients(rules, replies, weights))
+    gradient, halves = rebuilt_gradient(rules, update, len(server.values), spread_over)
+    snr = None
     # Devices that share directions have one part together.
-    if len(parts) == len(replies) and np.isfinite(gradient).all():
-        estimates = [
-            part * (sum(samples) / count) for part, count in zip(parts.astype(np.float64), samples, strict=True)
-        ]
-        mean, snr = descent.combine(update.round, [reply.device for reply in replies], samples, estimates)
+    if rules.seeds == "per-device" and np.isfinite(gradient).all():
+        devices = [reply.device for reply in replies]
+        counts = weights * sum(reply.samples for reply in replies)
+        mean, snr = descent.combine(update.round, devices, counts, halves)
         gradient = mean if rules.memory else gradient
     share = descent.noise.share if rules.follow_noise else 1.0
     update = update._replace(step=coordinator.optimiser.step(update.round, share))
@@ -132,22 +127,28 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
     values, buffers = step(server.values, server.buffers, gradient, update.step)
     coordinator.close(update, values, buffers)
     # fsum: the built-in sum of floats rounds differently from one Python version to the next.
-    loss = fsum(reply.samples * reply.base_loss for reply in replies) / sum(samples)
-    return Learnt(update, share * coordinator.optimiser.lr_at(update.round), loss, sum(samples), replies, snr)
+    samples = sum(reply.samples for reply in replies)
+    loss = fsum(reply.samples * reply.base_loss for reply in replies) / samples
+    return Learnt(update, share * coordinator.optimiser.lr_at(update.round), loss, samples, replies, snr)
 
 
-def stein_coefficients(rules: Rules, replies: Sequence[Reply]) -> tuple[tuple[int, bytes], ...]:
-    """Eq. 16: g = sum over i and k of (N_i / N) dL_ik / (K sigma) z_ik; these are the factors of the directions z_ik.
-
-    N counts the images of the devices that answered. Shared directions have one factor each, of device SHARED_DEVICE.
-    """
+def device_weights(rules: Rules, replies: Sequence[Reply]) -> Doubles:
+    """N_i / N, where N counts the images of the devices that answered."""
     if not replies:
         raise ForeseedError("the round has no replies to learn from; wait, or ask other devices")
     total = sum(reply.samples for reply in replies)
     weights = np.array([reply.samples / total for reply in replies])
+    return fair(weights) if rules.robust == "clip" else weights
+
+
+def stein_coefficients(rules: Rules, replies: Sequence[Reply], weights: Doubles) -> tuple[tuple[int, bytes], ...]:
+    """Eq. 16: g = sum over i and k of w_i dL_ik / (K sigma) z_ik; these are the factors of the directions z_ik.
+
+    Shared directions have one factor each, of device SHARED_DEVICE.
+    """
     differences = np.stack([answers.differences(reply, rules) for reply in replies])
     if rules.robust == "clip":
-        differences, weights = clipped(differences), fair(weights)
+        differences = clipped(differences)
     scale = 1.0 / (rules.k * rules.sigma)
     if rules.robust == "trim":
         factors = [(SHARED_DEVICE, scale * trimmed_mean(differences, weights, rules.trim))]
@@ -163,22 +164,27 @@ def stein_coefficients(rules: Rules, replies: Sequence[Reply]) -> tuple[tuple[in
 def rebuilt_gradient(rules: Rules, update: Update, n: int, spread_over: Map) -> tuple[Vector, Vector]:
     """Line 10: the directions again, from their seeds, each times its factor; and every device's part of that sum.
 
-    Summed in an order that is fixed, since devices that replay must come to the same bits.
+    A part is two halves, [device, half, coordinate], of its first and its last directions: their difference tells how
+    noisy they are. Summed in an order that is fixed, since devices that replay must come to the same bits.
     """
-    gradient, parts = np.zeros(n, np.float32), np.zeros((len(update.parts), n), np.float32)
+    gradient, halves = np.zeros(n, np.float32), np.zeros((len(update.parts), 2, n), np.float32)
 
     def piece(span: tuple[int, int]) -> None:
-        here = slice(*span)
-        for part, entry in zip(parts, update.parts, strict=True):
-            part[here] = gradient[here]
-            estimate(gradient[here], update._replace(parts=(entry,)), rules.seed, rules.kind, span[0])
-            with np.errstate(invalid="ignore"):  # of infinities; `step` refuses them
-                np.subtract(gradient[here], part[here], out=part[here])
+        here = gradient[slice(*span)]
+        for part, (device, coefficients) in zip(halves[:, :, slice(*span)], update.parts, strict=True):
+            k, middle = len(coefficients) // 4, len(coefficients) // 8
+            for half, first, end in ((part[0], 0, middle), (part[1], middle, k)):
+                half[:] = here
+                if first < end:
+                    directions = Directions(rules.seed, update.round, device, end - first, first, kind=rules.kind)
+                    accumulate(here, directions, coefficients[4 * first : 4 * end], span[0])
+                with np.errstate(invalid="ignore"):  # of infinities; `step` refuses them
+                    np.subtract(here, half, out=half)
 
     # A multiple of 512 coordinates: whole blocks of the generator.
     size = max(512, -(-n // 16) // 512 * 512)
     list(spread_over(piece, [(at, min(at + size, n)) for at in range(0, n, size)]))
-    return gradient, parts
+    return gradient, halves
 
 
 def _with_norm_at_most(
