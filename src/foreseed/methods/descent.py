@@ -40,26 +40,23 @@ class Descent:
     def combine(
         self, round: int, devices: Sequence[int], counts: Doubles, halves: Vector
     ) -> tuple[Vector, float | None]:
-        """The sum of the devices' parts, and its signal-to-noise ratio; the memory takes noise out of it.
+        """The sum of the devices' parts and its signal-to-noise ratio, before the memory corrects it.
 
         `halves` [device, half, coordinate] are two estimates of each device, each times half its share of the samples
         `counts`; or a single one, which nothing is known of.
         """
         weights = counts / fsum(counts)
         parts = halves.sum(axis=1, dtype=np.float64)
-        taken = added(parts)
-        noise = None
+        taken, snr = added(parts), None
         if halves.shape[1] == 2:
             first, last = (added(halves[:, half].astype(np.float64)) for half in (0, 1))
-            noise = square(first - last)
+            snr = self.noise.measure(square(taken), square(first - last))
         if self.memory is not None:
             estimates = list(parts / weights[:, None])
             corrected = self.memory.corrected(devices, estimates, weights)
             self.memory.remember(round, devices, estimates, counts)
             taken = added(weight * estimate for weight, estimate in zip(weights, corrected, strict=True))
-            # What was remembered was as noisy.
-            noise = noise and noise * (1 + self.memory.share**2)
-        return taken.astype(np.float32), None if noise is None else self.noise.measure(square(taken), noise)
+        return taken.astype(np.float32), snr
 
     @property
     def remembered(self) -> float | None:
