@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foreseed.bench import engine, memory
+from foreseed.bench import engine, memory, prune
 from foreseed.cli import bench, main
 
 ENGINE_RESULT = {
@@ -47,6 +47,13 @@ MEMORY_RESULT = {
     "machine": {},
 }
 
+PRUNE_RESULT = {
+    "models": [{"model": "lenet5-relu", "seconds": {"float64": 0.5, "float32": 0.25}, "ratio": {"float32": 2.0}}],
+    "threads": 2,
+    "settings": {"redraws": 5, "batch": 100},
+    "machine": {},
+}
+
 
 @pytest.fixture(autouse=True)
 def canned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +64,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(engine, "bench_engine", bench_engine)
     monkeypatch.setattr(memory, "bench_memory", lambda **_: MEMORY_RESULT)
+    monkeypatch.setattr(prune, "bench_prune", lambda *_, **__: PRUNE_RESULT)
 
 
 def test_engine_json_is_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,6 +90,15 @@ def test_memory_table_shows_bytes_and_processes(capsys: pytest.CaptureFixture[st
     assert main(["bench", "memory"]) == 0
     out = capsys.readouterr().out
     for said in ("density 0.1", "68,653", "25,700", "43,437", "11.3", "356.5", "8.6 MB", "10^6 bytes"):
+        assert said in out
+
+
+def test_prune_prints_seconds_and_their_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "prune", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == PRUNE_RESULT
+    assert main(["bench", "prune", "--models", "lenet5-relu"]) == 0
+    out = capsys.readouterr().out
+    for said in ("lenet5-relu", "0.50", "0.25 (2.00)", "2 threads"):
         assert said in out
 
 
