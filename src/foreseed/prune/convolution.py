@@ -16,9 +16,7 @@ class FewImagesAtATime(TorchFunctionMode):
     """While it is entered, torch convolves float64 images in pieces; values and gradients are as before.
 
     For float64 torch has no oneDNN: it unrolls the patches of all images into one matrix before it multiplies any.
-    Of a hundred images that is 118 MB where ResNet-20 is widest, which no cache holds, and whose pages the system
-    hands out anew each time. (Products of our own over unrolled patches or rows were no faster than torch's in pieces:
-    the matrix library is what limits them, since one side of these products is only 6 to 64 wide.)
+    Of a hundred images, which BatchNorm's statistics need at once, that is 118 MB where ResNet-20 is widest.
     """
 
     def __torch_function__(
