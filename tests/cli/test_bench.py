@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foreseed.bench import engine, memory, signs
+from foreseed.bench import engine, memory, prune, signs
 from foreseed.cli import bench, main
 
 ENGINE_RESULT = {
@@ -54,6 +54,13 @@ SIGNS_RESULT = {
     "difference": "forward", "directions": 640, "images": 16, "density": 0.1, "machine": {},
 }  # fmt: skip
 
+PRUNE_RESULT = {
+    "models": [{"model": "lenet5-relu", "seconds": {"float64": 0.5, "float32": 0.25}, "ratio": {"float32": 2.0}}],
+    "threads": 2,
+    "settings": {"redraws": 5, "batch": 100},
+    "machine": {},
+}
+
 
 @pytest.fixture(autouse=True)
 def canned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +72,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "bench_engine", bench_engine)
     monkeypatch.setattr(memory, "bench_memory", lambda **_: MEMORY_RESULT)
     monkeypatch.setattr(signs, "bench_signs", lambda *_, **__: SIGNS_RESULT)
+    monkeypatch.setattr(prune, "bench_prune", lambda *_, **__: PRUNE_RESULT)
 
 
 def test_engine_json_is_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +108,15 @@ def test_signs_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert said in out
     assert main(["bench", "signs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == SIGNS_RESULT
+
+
+def test_prune_prints_seconds_and_their_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "prune", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == PRUNE_RESULT
+    assert main(["bench", "prune", "--models", "lenet5-relu"]) == 0
+    out = capsys.readouterr().out
+    for said in ("lenet5-relu", "0.50", "0.25 (2.00)", "2 threads"):
+        assert said in out
 
 
 def test_without_the_c_engine_there_is_nothing_to_measure(

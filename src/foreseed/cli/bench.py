@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine, memory, simulator, signs and fleet."""
+"""`foreseed bench`: engine, memory, prune, simulator, signs and fleet."""
 
 from __future__ import annotations
 
@@ -67,6 +67,30 @@ def memory(as_json: Json = False) -> None:
     console.print(_memory_table(result))
     for line in _memory_lines(result):
         console.print(line, soft_wrap=True, highlight=False)
+
+
+@app.command()
+def prune(
+    models: Annotated[
+        str | None, typer.Option(help="Which models, such as lenet5-relu,resnet20-batch; all if not given.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds of timing for each model, at least three turns.")] = 20.0,
+    as_json: Json = False,
+) -> None:
+    """How long an iteration of NTK pruning takes in float64, beside float32, whose masks depend on the machine.
+
+    Example: foreseed bench prune --models lenet5-hardswish
+    """
+    _need_engine()
+    from foreseed.bench.prune import bench_prune, parse_models
+
+    names = parse_models(models)
+    with _progress() as progress:
+        result = bench_prune(names, seconds, progress=progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    Console().print(_prune_table(result))
 
 
 @app.command()
@@ -212,6 +236,19 @@ def _engine_lines(result: dict[str, Any]) -> Iterator[str]:
         yield "Code on a Cortex-M4: not known (needs arm-none-eabi-gcc on PATH and the source tree)."
     else:
         yield f"Code on a Cortex-M4 (-Os): {size:,} bytes."
+
+
+def _prune_table(result: dict[str, Any]) -> Table:
+    table = Table("model", title=f"seconds an iteration, {result['threads']} threads (and float64's time over it)")
+    for name in result["models"][0]["seconds"]:
+        table.add_column(name, justify="right")
+    for row in result["models"]:
+        cells = [
+            f"{seconds:.2f}" + (f" ({row['ratio'][name]:.2f})" if name in row["ratio"] else "")
+            for name, seconds in row["seconds"].items()
+        ]
+        table.add_row(row["model"], *cells)
+    return table
 
 
 def _memory_table(result: dict[str, Any]) -> Table:

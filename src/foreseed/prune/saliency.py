@@ -25,6 +25,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from foreseed.draws import Draws
+from foreseed.prune.convolution import FewImagesAtATime
 from foreseed.prune.cost import Cost, forward_flops
 from foreseed.prune.errors import PruneError
 from foreseed.prune.masks import Mask, Scores, prunable
@@ -68,8 +69,11 @@ class Saliency(NamedTuple):
 Scorer: TypeAlias = Callable[[nn.Module, Mask, Settings, int], Saliency]
 """Scores the weights of a model under a mask, for iteration t = 1, 2, ..."""
 
-_CHUNK = 10
-"""Inputs that pass the network at a time: float64 convolutions of more spill the caches (LeNet-5: half the speed)."""
+_CHUNK = 20
+"""Inputs that pass the networks at a time: five draws of a hundred are 25 pieces of work to share out over cores."""
+
+_DRAWN_AT_A_TIME = 10
+"""Draws whose weights are in memory at a time."""
 
 
 class Batch(NamedTuple):
@@ -94,7 +98,7 @@ def _threads_for_draws() -> Iterator[int]:
 def ntk_rand(model: nn.Module, mask: Mask, settings: Settings, iteration: int) -> Saliency:
     """NTK saliency on Gaussian inputs: no data, no labels, no devices; the server does it all."""
     batches = [Batch(Draws(settings.seed, "ntk-rand", iteration, draw), None) for draw in range(settings.redraws)]
-    work = _working_copy(model, settings)
+    work = working_copy(model, settings)
     flops = settings.redraws * settings.batch * _objective_flops(work, settings.input_shape)
     scores, objective = _accumulate(work, mask, batches, settings)
     return Saliency(scores, objective, Cost(server_flops=flops))
@@ -116,7 +120,7 @@ def ntk_ori(model: nn.Module, mask: Mask, settings: Settings, iteration: int) ->
         for draw in range(settings.redraws)
         for at in range(0, len(images), settings.batch)
     ]
-    work = _working_copy(model, settings)
+    work = working_copy(model, settings)
     flops = settings.redraws * _objective_flops(work, settings.input_shape)
     weights = sum(live.numel() for live in mask.values())
     cost = Cost(0, tuple(flops * len(images) for images in devices), 4 * weights, (weights + 7) // 8)
@@ -149,7 +153,7 @@ def _checked_devices(settings: Settings) -> Sequence[torch.Tensor]:
     return devices
 
 
-def _working_copy(model: nn.Module, settings: Settings) -> nn.Module:
+def working_copy(model: nn.Module, settings: Settings) -> nn.Module:
     """A frozen float64 copy in eval mode: scoring leaves the model as it was and draws nothing from dropout."""
     work = copy.deepcopy(model).double().eval().requires_grad_(False)
     for module in work.modules():
@@ -173,56 +177,75 @@ def _accumulate(work: nn.Module, mask: Mask, batches: Sequence[Batch], settings:
     """|sum of the signed mask gradients of all batches|, and the sum of their objectives.
 
     Signs must survive until the end: the saliency is the size of the mean gradient, not the mean of the sizes.
-    Batches are worked on side by side, and added up in their order.
+    Chunks of the batches are worked on side by side, and added up in their order.
     """
     mine = threading.local()
 
-    def gradient_of(batch: Batch) -> tuple[float, Scores]:
+    def own() -> nn.Module:
         if not hasattr(mine, "work"):  # a call puts other weights into the network, so each thread has its own
             mine.work = copy.deepcopy(work)
-        return _mask_gradient(mine.work, mask, batch, settings)
+        network: nn.Module = mine.work
+        return network
 
     total = {name: torch.zeros_like(layer.weight) for name, layer in prunable(work).items()}
     objective = 0.0
     with _threads_for_draws() as threads, ThreadPoolExecutor(threads) as pool:
-        for value, gradients in pool.map(gradient_of, batches):
-            objective += value
-            for name, gradient in gradients.items():
-                total[name] += gradient
+        for at in range(0, len(batches), _DRAWN_AT_A_TIME):
+            some = batches[at : at + _DRAWN_AT_A_TIME]
+            pairs = list(pool.map(lambda batch: draw_pair(own(), mask, batch, settings), some))
+            chunks = [(pair, chunk) for pair in pairs for chunk in torch.split(pair.inputs, _CHUNK)]
+            for value, gradients in pool.map(lambda of: mask_gradient(own(), *of), chunks):
+                objective += value
+                for name, gradient in gradients.items():
+                    total[name] += gradient
     return {name: gradient.abs() for name, gradient in total.items()}, objective
 
 
-def _mask_gradient(work: nn.Module, mask: Mask, batch: Batch, settings: Settings) -> tuple[float, Scores]:
-    """F of one batch and its gradient with respect to the mask that both networks share (Eq. 13)."""
+class Pair(NamedTuple):
+    """The two networks of a draw, whose logits are compared, and their inputs."""
+
+    inputs: torch.Tensor
+    weights: dict[str, torch.Tensor]
+    moved: dict[str, torch.Tensor]
+    gates: dict[str, torch.Tensor]
+    """The mask that both share, as numbers."""
+    buffers: dict[str, torch.Tensor]
+    """Such as BatchNorm's statistics, which both share."""
+
+
+def draw_pair(work: nn.Module, mask: Mask, batch: Batch, settings: Settings) -> Pair:
+    """The networks and inputs of one draw, in the precision of the working copy."""
     draws, images = batch
-    inputs = _normals(draws, (settings.batch, *settings.input_shape)) if images is None else images.double()
-    weights: dict[str, torch.Tensor] = {name: layer.weight for name, layer in prunable(work).items()}
-    if settings.redraw_weights:
-        weights = {name: _kaiming(weight, draws) for name, weight in weights.items()}
-    moved = {name: weight + settings.epsilon * _normals(draws, weight.shape) for name, weight in weights.items()}
-    gates = {name: mask[name].double().requires_grad_() for name in weights}
-    _settle_batch_norms(work, {name: weights[name] * mask[name] for name in weights}, inputs)
-    objective, gradients = 0.0, {name: torch.zeros_like(gate) for name, gate in gates.items()}
-    for chunk in torch.split(inputs, _CHUNK):
-        here = {name: weights[name] * gate for name, gate in gates.items()}
-        there = {name: moved[name] * gate for name, gate in gates.items()}
+    layers = prunable(work)
+    dtype = next(iter(layers.values())).weight.dtype
+
+    def normals(shape: Sequence[int]) -> torch.Tensor:
+        return torch.from_numpy(draws.normals(*shape)).to(dtype)
+
+    inputs = normals((settings.batch, *settings.input_shape)) if images is None else images.to(dtype)
+    weights: dict[str, torch.Tensor] = {name: layer.weight for name, layer in layers.items()}
+    if settings.redraw_weights:  # of variance 2 / fan-in
+        weights = {name: normals(w.shape) * math.sqrt(2 / w[0].numel()) for name, w in weights.items()}
+    moved = {name: weight + settings.epsilon * normals(weight.shape) for name, weight in weights.items()}
+    gates = {name: mask[name].to(dtype) for name in weights}
+    _settle_batch_norms(work, {name: weights[name] * gates[name] for name in weights}, inputs)
+    buffers = {name: buffer.clone() for name, buffer in work.named_buffers()}
+    return Pair(inputs, weights, moved, gates, buffers)
+
+
+def mask_gradient(work: nn.Module, pair: Pair, chunk: torch.Tensor) -> tuple[float, Scores]:
+    """F of some inputs and its gradient with respect to the mask that both networks share (Eq. 13)."""
+    gates = {name: gate.clone().requires_grad_() for name, gate in pair.gates.items()}
+    here, there = (
+        {name: weights[name] * gate for name, gate in gates.items()} | pair.buffers
+        for weights in (pair.weights, pair.moved)
+    )
+    with FewImagesAtATime():
         change = functional_call(work, here, (chunk,)) - functional_call(work, there, (chunk,))
-        value = change.square().sum()
-        # A layer that the forward pass never uses has no gradient; zeros let it rank last.
-        parts = torch.autograd.grad(value, list(gates.values()), materialize_grads=True)
-        objective += value.item()
-        for name, part in zip(gates, parts, strict=True):
-            gradients[name] += part
-    return objective, gradients
-
-
-def _normals(draws: Draws, shape: Sequence[int]) -> torch.Tensor:
-    return torch.from_numpy(draws.normals(*shape)).double()
-
-
-def _kaiming(weight: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Fresh weights of variance 2 / fan-in."""
-    return _normals(draws, weight.shape) * math.sqrt(2 / weight[0].numel())
+    objective = change.square().sum()
+    # A layer that the forward pass never uses has no gradient; zeros let it rank last.
+    gradients = torch.autograd.grad(objective, list(gates.values()), materialize_grads=True)
+    return objective.item(), dict(zip(gates, gradients, strict=True))
 
 
 def _settle_batch_norms(work: nn.Module, weights: dict[str, torch.Tensor], images: torch.Tensor) -> None:
@@ -236,7 +259,7 @@ def _settle_batch_norms(work: nn.Module, weights: dict[str, torch.Tensor], image
     for norm in norms:
         norm.reset_running_stats()
         norm.train()
-    with torch.no_grad():
+    with torch.no_grad(), FewImagesAtATime():
         functional_call(work, weights, (images,))
     for norm in norms:
         norm.eval()
