@@ -12,7 +12,7 @@ from foreseed.report import write_report
 from foreseed.report.arms import group
 from foreseed.report.canvas import pens, short
 from foreseed.report.colours import METHODS
-from foreseed.report.curves import SPENT, _along, _along_axis
+from foreseed.report.curves import SPENT, _along, along_axis
 from foreseed.report.read import read_runs
 from tests.report.runs import LENET, RESNET, write_run
 
@@ -95,7 +95,7 @@ def test_axes_turn_logarithmic_only_where_arms_lie_far_apart(tmp_path, others, l
     runs = [write_run(tmp_path / m, m, rounds=20, density=0.9) for m in ("ntk-baffle", *others)]
     axes = Figure().subplots()
     curves = [arm.curve("accuracy") for arm in group(read_runs(runs))]
-    _along_axis(axes, [_along(curve, SPENT[1]) for curve in curves], SPENT[1])
+    along_axis(axes, [_along(curve, SPENT[1]) for curve in curves], SPENT[1])
     assert (axes.get_xscale() == "log") is logarithmic
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from foreseed.report import console_table, summary_table
 from foreseed.report.arms import Stat, group
 from foreseed.report.table import Line, parts, summary_row
-from foreseed.report.words import amount, count, duration, listed, percent
+from foreseed.report.words import amount, count, duration, listed, percent, ratio
 from foreseed.runs import Summary, read_run
 from foreseed.runs.records import Record
 from tests.report.runs import edit_summary, write_run
@@ -85,6 +85,17 @@ def test_numbers_of_real_devices_are_in_their_units(tmp_path):
     assert [cell.text.replace("\u00a0", " ") for _, (cell,) in lines] == ["1.00 kB", "2.00 kB", "20.5 MB", "21.0 ms"]
 
 
+def test_estimates_are_told_of_arms_that_have_them(tmp_path):
+    runs = [write_run(tmp_path / m, m, rounds=5) for m in ("ntk-baffle", "fedavg")]
+    edit_summary(runs[0], estimates={"snr": 0.0123, "remembered": 0.4})
+    lines = dict(parts(summary_table(runs)))["Estimates, last quarter of the rounds"]
+    said = {label: [cell.text.replace("\u00a0", " ") for cell in cells] for label, cells in lines}
+    assert said == {
+        "signal to noise of a round": ["0.012", "–"],
+        "of what the server remembers, counted": ["40.0 %", "–"],
+    }
+
+
 def test_the_terminal_shows_every_arm_whole_on_eighty_columns(compared):
     text = printed(compared, 80)
     rows = summary_table(compared)
@@ -122,6 +133,12 @@ def test_a_single_run_on_the_terminal_has_no_spread_and_shows_its_averaged_weigh
         (amount(None, "B"), "–"),
         (count(Stat(6425, None)), "6,425"),
         (count(None), "–"),
+        (ratio(Stat(0.00123, None)), "0.0012"),
+        (ratio(Stat(-0.141, 0.02)), "-0.14 ± 0.02"),
+        (ratio(Stat(3.21, None)), "3.2"),
+        (ratio(Stat(1234.5, None)), "1,234"),
+        (ratio(Stat(0, None)), "0"),
+        (ratio(None), "–"),
         (duration(Stat(4.21, None)), "4.2 s"),
         (duration(Stat(90, 30)), "1.5 ± 0.5 min"),
         (duration(Stat(5400, None)), "1.5 h"),

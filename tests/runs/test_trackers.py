@@ -149,10 +149,11 @@ def test_every_key_and_every_number_has_its_name() -> None:
     row = Row(
         round=3, lr=0.1, train_loss=2.0, devices=2, samples=9, forward_passes=1, flops=1, dense_flops=1,
         participants=(0, 1), bytes_up=1, bytes_down=1, seconds=0.5, accuracy=None, loss=None, ema_accuracy=None,
-        ema_loss=None, refused={"late": 2},
+        ema_loss=None, refused={"late": 2}, snr=-0.25, remembered=0.5,
     )  # fmt: skip
     found = numbers(row)
-    assert found["refused.late"] == 2
+    assert (found["refused.late"], found["snr"], found["remembered"]) == (2, -0.25, 0.5)
+    assert not {"snr", "remembered"} & set(numbers(row.model_copy(update={"snr": None, "remembered": None})))
     assert not {"accuracy", "participants", "wire_up"} & set(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum, sqrt
@@ -84,16 +84,20 @@ class Arm:
 
     def curve(self, quantity: Quantity) -> Curve | None:
         """A quantity at the rounds that every seed evaluated; None if there is no such round."""
-        evaluated = [
-            {r.round: i for i, r in enumerate(run.rounds) if _value(r, quantity) is not None} for run in self.runs
+        return self.curve_of(lambda run: [getattr(row, quantity) for row in run.rounds])
+
+    def curve_of(self, quantity: Callable[[Run], Sequence[float | None]]) -> Curve | None:
+        """What a function makes of a run, round by round, where every seed has it; None if there is no such round."""
+        found = [quantity(run) for run in self.runs]
+        known = [
+            {row.round: i for i, row in enumerate(run.rounds) if its[i] is not None}
+            for run, its in zip(self.runs, found, strict=True)
         ]
-        shared = sorted(set.intersection(*(set(rows) for rows in evaluated)))
+        shared = sorted(set.intersection(*(set(rows) for rows in known)))
         if not shared:
             return None
-        rows = [[at[r] for r in shared] for at in evaluated]
-        values = np.array(
-            [[_value(run.rounds[i], quantity) for i in row] for run, row in zip(self.runs, rows, strict=True)], float
-        )
+        rows = [[at[r] for r in shared] for at in known]
+        values = np.array([[its[i] for i in row] for its, row in zip(found, rows, strict=True)], float)
         return Curve(
             rounds=np.array(shared, float),
             flops=np.mean([run.flops_so_far[row] for run, row in zip(self.runs, rows, strict=True)], axis=0),
@@ -101,11 +105,6 @@ class Arm:
             mean=values.mean(axis=0),
             std=values.std(axis=0, ddof=1) if len(self.runs) > 1 else None,
         )
-
-
-def _value(row: Any, quantity: Quantity) -> float | None:
-    value: float | None = getattr(row, quantity)
-    return value
 
 
 def group(runs: Sequence[Run]) -> list[Arm]:

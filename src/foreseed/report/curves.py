@@ -45,7 +45,7 @@ def accuracy(arms: Sequence[Arm], spent: Spent, folder: Path) -> Drawing:
     curves = [(arm, _curve(arm, "accuracy")) for arm in arms]
     averaged = [(arm, arm.curve("ema_accuracy")) for arm in arms] if spent.key == "rounds" else []
     for (arm, curve), pen in zip(curves, pens(arms), strict=True):
-        _draw(axes, _along(curve, spent), curve, pen, short(arm.label), 100)
+        draw_curve(axes, _along(curve, spent), curve, pen, short(arm.label), 100)
     for (_, ema), pen in zip(averaged, pens(arms)[: len(averaged)], strict=True):
         if ema is not None:
             axes.plot(
@@ -54,7 +54,7 @@ def accuracy(arms: Sequence[Arm], spent: Spent, folder: Path) -> Drawing:
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 0), min(high, 101))
     axes.set_ylabel("test accuracy (%)")
-    _along_axis(axes, [_along(curve, spent) for _, curve in curves], spent)
+    along_axis(axes, [_along(curve, spent) for _, curve in curves], spent)
     if len(arms) > 1:
         legend(figure, axes)
     name = f"accuracy_{spent.key}"
@@ -73,12 +73,12 @@ def loss(arms: Sequence[Arm], folder: Path) -> Drawing | None:
     axes = figure.subplots()
     drawn = dict(zip((arm.label for arm in arms), pens(arms), strict=True))
     for arm, curve in curves:
-        _draw(axes, curve.rounds, curve, drawn[arm.label], short(arm.label), 1)
+        draw_curve(axes, curve.rounds, curve, drawn[arm.label], short(arm.label), 1)
     seen = np.concatenate([curve.mean[np.isfinite(curve.mean) & (curve.mean > 0)] for _, curve in curves])
     if seen.size and seen.max() > 30 * seen.min():
         axes.set_yscale("log")
     axes.set_ylabel("test loss (cross-entropy, nats)")
-    _along_axis(axes, [curve.rounds for _, curve in curves], SPENT[0])
+    along_axis(axes, [curve.rounds for _, curve in curves], SPENT[0])
     if len(curves) > 1:
         legend(figure, axes)
     numbers = _numbers(curves, "loss")
@@ -97,7 +97,8 @@ def _along(curve: Curve, spent: Spent) -> Array:
     return {"rounds": curve.rounds, "flops": curve.flops, "bytes": curve.bytes}[spent.key]
 
 
-def _draw(axes: Axes, along: Array, curve: Curve, pen: Pen, name: str, scale: float) -> None:
+def draw_curve(axes: Axes, along: Array, curve: Curve, pen: Pen, name: str, scale: float) -> None:
+    """An arm's line, with its spread over seeds as a band."""
     mean = np.where(np.isfinite(curve.mean), curve.mean * scale, np.nan)
     # Markers stand a part of the figure's width apart, on whatever axis.
     axes.plot(along, mean, pen.dash, color=pen.colour, marker=pen.marker, ms=4, markevery=0.07, label=name)
@@ -106,7 +107,8 @@ def _draw(axes: Axes, along: Array, curve: Curve, pen: Pen, name: str, scale: fl
         axes.fill_between(along, mean - std, mean + std, color=pen.colour, alpha=0.16, lw=0)
 
 
-def _along_axis(axes: Axes, along: Sequence[Array], spent: Spent) -> None:
+def along_axis(axes: Axes, along: Sequence[Array], spent: Spent) -> None:
+    """Ticks and name of what was spent; logarithmic where arms end far apart."""
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
     ends = [a[-1] for a in along]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from foreseed.report import bars, curves
+from foreseed.report import bars, curves, estimates
 from foreseed.report.arms import Arm
 from foreseed.report.canvas import Drawing, style, table_text
 from foreseed.report.words import listed
@@ -20,8 +20,8 @@ def draw_figures(arms: Sequence[Arm], folder: Path) -> list[Drawing]:
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(style()):
         drawings = [curves.accuracy(arms, spent, folder) for spent in curves.SPENT]
-        test_loss = curves.loss(arms, folder)
-        drawings += [test_loss] if test_loss else []
+        others = (curves.loss(arms, folder), estimates.signal(arms, folder))
+        drawings += [drawing for drawing in others if drawing is not None]
         return [*drawings, bars.memory(arms, folder), *bars.layers(arms, folder), *partitions(arms, folder)]
 
 

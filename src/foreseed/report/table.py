@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from foreseed.report.arms import Arm, Stat, group
 from foreseed.report.colours import method_colour
 from foreseed.report.read import read_runs
-from foreseed.report.words import amount, count, duration, percent
+from foreseed.report.words import amount, count, duration, percent, ratio
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +47,8 @@ def summary_row(arm: Arm) -> SummaryRow:
 _UNITS: dict[str, Callable[[Stat | None], str]] = {
     "accuracy": percent,
     "density": percent,
+    "remembered": percent,
+    "snr": ratio,
     "flops": lambda stat: amount(stat, "FLOP"),
     "bytes": lambda stat: amount(stat, "B"),
     "mb": lambda stat: amount(_times(stat, 1e6), "B"),
@@ -163,6 +165,10 @@ _PARTS: dict[str, tuple[Line, ...]] = {
         Line("forward passes of an image", "per_device_round.forward_passes", "lower"),
         Line("bytes up", "per_device_round.bytes_up", "lower"),
         Line("bytes down", "per_device_round.bytes_down", "lower"),
+    ),
+    "Estimates, last quarter of the rounds": (
+        Line("signal to noise of a round", "estimates.snr", "higher"),
+        Line("of what the server remembers, counted", "estimates.remembered"),
     ),
     "Peak memory of a device": (
         Line("planned", "memory.planned_bytes", "lower"),

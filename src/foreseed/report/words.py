@@ -6,6 +6,7 @@ The spaces inside a number do not break, so that it never ends one line and begi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor, log10
 
 from foreseed.report.arms import Stat
 
@@ -38,6 +39,14 @@ def amount(stat: Stat | None, unit: str = "") -> str:
 def count(stat: Stat | None) -> str:
     """A count with its thousands apart, such as `6,425`."""
     return NONE if stat is None else _plus_minus(stat, 1, 0)
+
+
+def ratio(stat: Stat | None) -> str:
+    """A ratio with two digits that count, such as `0.0123`, `0.14` or `3.2`."""
+    if stat is None:
+        return NONE
+    digits = 1 - floor(log10(abs(stat.mean))) if stat.mean else 0
+    return _plus_minus(stat, 1, min(max(digits, 0), 4))
 
 
 def duration(stat: Stat | None) -> str:

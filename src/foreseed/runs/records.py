@@ -6,6 +6,8 @@ these types and no others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import fsum, isfinite
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -40,9 +42,9 @@ class Row(Record):
     ema_accuracy: Accuracy | None
     ema_loss: float | None
     snr: float | None = None
-    """Signal-to-noise ratio of the round's estimate; None where nothing tells."""
+    """Signal-to-noise ratio of the round's estimate; None where nothing tells. One round's is rough, even negative."""
     remembered: float | None = None
-    """How much of devices' earlier estimates counted."""
+    """How much of devices' earlier estimates counted, 0 to 1; None without a memory."""
     # Of real devices only:
     wire_up: int | None = None
     """Bytes on the devices' sockets, framing and TLS included."""
@@ -81,6 +83,27 @@ class Memory(Record):
     process_peak_bytes: int | None
     batch: int
     note: str
+
+
+class Estimates(Record):
+    """How good a run's estimates were in the last quarter of its rounds: single rounds say little."""
+
+    snr: float
+    """Mean signal-to-noise ratio of a round's estimate."""
+    remembered: float | None
+    """Mean share of what the server remembers that counted; None without a memory."""
+
+    @staticmethod
+    def of(rows: Sequence[Row]) -> Estimates | None:
+        """From the rounds of a run; None where no round told."""
+        last = rows[-max(1, len(rows) // 4) :]
+        snr = _mean([row.snr for row in last])
+        return None if snr is None else Estimates(snr=snr, remembered=_mean([row.remembered for row in last]))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None and isfinite(value)]
+    return fsum(there) / len(there) if there else None
 
 
 class LayerCost(Record):
@@ -155,6 +178,7 @@ class Summary(Record):
     layers: tuple[LayerCost, ...]
     pruning: Pruning | None
     partition: Shares
+    estimates: Estimates | None = None
     fleet: FleetCosts | None = None
 
 

@@ -9,7 +9,18 @@ from typing import Any
 
 from foreseed.config import methods
 from foreseed.methods import Devices, State, Task
-from foreseed.runs.records import FleetCosts, LayerCost, Memory, Pruning, Row, RunTotals, Shares, Summary, Totals
+from foreseed.runs.records import (
+    Estimates,
+    FleetCosts,
+    LayerCost,
+    Memory,
+    Pruning,
+    Row,
+    RunTotals,
+    Shares,
+    Summary,
+    Totals,
+)
 
 _LAST = 5
 
@@ -49,6 +60,8 @@ def summarise(task: Task, devices: Devices, state: State, rows: Sequence[Row]) -
         "pruning": _pruning(task),
         "partition": Shares(devices=len(sizes), sizes=tuple(sizes.tolist()), stated=fleet is not None),
     }
+    if (estimates := Estimates.of(rows)) is not None:
+        summary["estimates"] = estimates
     if fleet is not None:
         summary["fleet"] = FleetCosts(**fleet)
     return Summary(**summary)
