@@ -37,7 +37,7 @@ _SETTINGS = (
     "data.set=digits", "data.partition=iid", "data.devices=8", "data.per_round=1", "data.min_size=100", "workers=1",
     "model.name=lenet5", "model.activation=hardswish", "model.init=kaiming", "prune.batch=32", "train.spread=1",
 )  # fmt: skip
-_STEP = 0.05
+_STEP = 0.02
 """Learning rate of the exact steps before a gradient is estimated."""
 
 
@@ -165,11 +165,12 @@ def measure(place: Place, setting: Setting, rounds: Sequence[int]) -> dict[str, 
         cosines.append(float(found @ g) / sqrt(square * float(found @ found)))
     expected = law(place.parts(setting.spread).astype(np.float64), g, setting.k, setting.bits, setting.kind)
     (error, error_se), (cosine, cosine_se) = _mean(errors), _mean(cosines)
+    progress, progress_se = _mean([square * cosine**2 for cosine in cosines])
     return {
         **setting._asdict(), "net": setting.net._asdict(), "n_live": place.n,
         "error": error, "error_se": error_se, "error_law": expected.error,
         "cosine": cosine, "cosine_se": cosine_se, "cosine_law": expected.cosine,
-        "progress": square * _mean([cosine**2 for cosine in cosines])[0], "progress_law": square * expected.cosine**2,
+        "progress": progress, "progress_se": progress_se, "progress_law": square * expected.cosine**2,
     }  # fmt: skip
 
 

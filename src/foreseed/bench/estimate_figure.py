@@ -22,7 +22,7 @@ NAME = "estimate"
 _PRUNED, _DENSE, _PLAIN = method_colour("ntk-baffle"), method_colour("baffle"), LIGHT["plain"]
 _COLUMNS = (
     "sweep", "series", "density", "pruner", "steps", "n_live", "k", "spread", "bits", "kind", "error", "error_se",
-    "error_law", "cosine", "cosine_se", "cosine_law", "progress", "progress_law",
+    "error_law", "cosine", "cosine_se", "cosine_law", "progress", "progress_se", "progress_law",
 )  # fmt: skip
 
 
@@ -72,20 +72,26 @@ def _draw(axes: Axes, panel: _Panel, rows: Sequence[Mapping[str, Any]]) -> None:
         marker, colour, fill = _MARKERS[series]
         here = [row for row in rows if row["series"] == series]
         x = [row[panel.x] for row in here]
-        axes.plot(x, [row[f"{panel.y}_law"] for row in here], "-", color=colour, lw=1.0)
+        laws = [row[f"{panel.y}_law"] for row in here]
+        if panel.y == "progress":
+            # Every network has a gradient of its own: between two of them there is no line.
+            axes.plot(x, laws, "_", color=colour, ms=16)
+        else:
+            axes.plot(x, laws, "-", color=colour, lw=1.0)
         # Two standard errors either way; most are smaller than the marker.
-        bars = [2 * row.get(f"{panel.y}_se", 0.0) for row in here]
+        bars = [2 * row[f"{panel.y}_se"] for row in here]
         axes.errorbar(
             x, [row[panel.y] for row in here], bars, fmt=marker, ms=4.5, color=colour, mfc=fill, elinewidth=0.9,
             label=series,
         )  # fmt: skip
     axes.set_xscale("log")
-    axes.set_yscale("log")
+    if panel.y == "progress":
+        axes.set_ylim(bottom=0)
+    else:
+        axes.set_yscale("log")
     ticks = sorted({row[panel.x] for row in rows})
-    if panel.x != "n_live":
-        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
     axes.set_xlabel(panel.x_label)

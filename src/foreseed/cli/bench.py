@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from math import fsum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -209,6 +210,10 @@ def _estimate_table(result: dict[str, Any]) -> Table:
 
 
 def _estimate_lines(result: dict[str, Any]) -> Iterator[str]:
+    rows = result["rows"]
+    near = sum(abs(row["error"] - row["error_law"]) < 2 * row["error_se"] for row in rows)
+    above = fsum(row["error"] / row["error_law"] - 1 for row in rows) / len(rows)
+    yield f"{near} of {len(rows)} errors lie within two standard errors of the law; the mean is {above:+.1%} off it."
     yield (
         f"Mean of {result['draws']} rounds ± its standard error. LeNet-5, one device's digits, exact slopes; the "
         "gradients:"
