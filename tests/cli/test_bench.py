@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foreseed.bench import engine, memory, prune, signs
+from foreseed.bench import engine, estimate, memory, prune, signs
 from foreseed.cli import bench, main
 
 ENGINE_RESULT = {
@@ -53,6 +54,22 @@ SIGNS_RESULT = {
     ],
     "difference": "forward", "directions": 640, "images": 16, "density": 0.1, "machine": {},
 }  # fmt: skip
+NET = {"density": 0.1, "pruner": "ntk-rand", "steps": 10}
+ESTIMATE_RESULT = {
+    "rows": [
+        {
+            "sweep": sweep, "series": series, "net": NET, "n_live": 6413, "k": 100, "spread": spread, "bits": bits,
+            "kind": "gaussian", "error": 64.5, "error_se": 1.2, "error_law": 64.1, "cosine": 0.125, "cosine_se": 0.003,
+            "cosine_law": 0.1239, "progress": 0.0217, "progress_se": 0.001, "progress_law": 0.0215,
+        }
+        for sweep, series, spread, bits in [
+            ("k", "density 0.1, one bit", 1, 1), ("spread", "K fixed", 4, 32), ("bits", "K fixed", 1, 8),
+            ("density", "dense", 1, 32),
+        ]
+    ],
+    "gradients": [{**NET, "n_live": 6413, "images": 179, "gradient_square": 1.41, "rho": 0.466}],
+    "draws": 8, "machine": {},
+}  # fmt: skip
 
 PRUNE_RESULT = {
     "models": [{"model": "lenet5-relu", "seconds": {"float64": 0.5, "float32": 0.25}, "ratio": {"float32": 2.0}}],
@@ -73,6 +90,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "bench_memory", lambda **_: MEMORY_RESULT)
     monkeypatch.setattr(signs, "bench_signs", lambda *_, **__: SIGNS_RESULT)
     monkeypatch.setattr(prune, "bench_prune", lambda *_, **__: PRUNE_RESULT)
+    monkeypatch.setattr(estimate, "bench_estimate", lambda *_, **__: ESTIMATE_RESULT)
 
 
 def test_engine_json_is_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +135,25 @@ def test_prune_prints_seconds_and_their_ratio(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     for said in ("lenet5-relu", "0.50", "0.25 (2.00)", "2 threads"):
         assert said in out
+
+
+def test_estimate_table_json_and_figure(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "estimate"]) == 0
+    out = capsys.readouterr().out
+    for said in (
+        "64.5 ± 1.2",
+        "64.1",
+        "0.1250 ± 0.0030",
+        "0.1239",
+        "6,413",
+        "4 of 4 errors",
+        "Mean of 8 rounds",
+        "rho 0.466",
+    ):
+        assert said in out
+    assert main(["bench", "estimate", "--json", "--out", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out) == ESTIMATE_RESULT
+    assert {path.name for path in tmp_path.iterdir()} == {"estimate.svg", "estimate.png", "estimate.csv"}
 
 
 def test_without_the_c_engine_there_is_nothing_to_measure(

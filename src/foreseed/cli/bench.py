@@ -1,10 +1,12 @@
-"""`foreseed bench`: engine, memory, prune, simulator, signs and fleet."""
+"""`foreseed bench`: engine, memory, prune, simulator, signs, estimate and fleet."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from math import fsum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -142,6 +144,36 @@ def signs(
 
 
 @app.command()
+def estimate(
+    draws: Annotated[int, typer.Option(min=2, help="Rounds that each number is the mean of.")] = 8,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the figure: estimate.svg, .png, and its numbers as .csv.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """How far an estimate is from the gradient, by K, spread, bits and live weights, beside what theory says.
+
+    Example: foreseed bench estimate --out docs
+    """
+    _need_engine()
+    from foreseed.bench.estimate import bench_estimate
+
+    with _progress() as progress:
+        result = bench_estimate(draws, progress=progress)
+    if out is not None:
+        from foreseed.bench.estimate_figure import draw
+
+        draw(result["rows"], out)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = Console()
+    console.print(_estimate_table(result))
+    for line in _estimate_lines(result):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+@app.command()
 def fleet(
     devices: Annotated[int, typer.Option(min=1, help="Devices that are connected.")] = 10,
     per_round: Annotated[int, typer.Option(min=1, help="Devices asked in a round.")] = 2,
@@ -182,6 +214,40 @@ def _signs_table(result: dict[str, Any]) -> Table:
     for model in dict.fromkeys(model for model, _ in shares):
         table.add_row(model, *(f"{100 * shares[model, sigma]:.1f} %" for sigma in sigmas))
     return table
+
+
+def _estimate_table(result: dict[str, Any]) -> Table:
+    table = Table("sweep", "series", title="estimates: |g_hat - g|^2 / |g|^2, and the cosine of g_hat and g")
+    for name in ("n_live", "K", "spread", "bits", "error", "law", "cosine", "law", "cos^2 |g|^2"):
+        table.add_column(name, justify="right")
+    last = None
+    for row in result["rows"]:
+        if last not in (None, row["sweep"]):
+            table.add_section()
+        last = row["sweep"]
+        table.add_row(
+            row["sweep"], row["series"], *(f"{row[key]:,}" for key in ("n_live", "k", "spread", "bits")),
+            f"{row['error']:.3g} ± {row['error_se']:.2g}", f"{row['error_law']:.3g}",
+            f"{row['cosine']:.4f} ± {row['cosine_se']:.4f}", f"{row['cosine_law']:.4f}", f"{row['progress']:.3g}",
+        )  # fmt: skip
+    return table
+
+
+def _estimate_lines(result: dict[str, Any]) -> Iterator[str]:
+    rows = result["rows"]
+    near = sum(abs(row["error"] - row["error_law"]) < 2 * row["error_se"] for row in rows)
+    above = fsum(row["error"] / row["error_law"] - 1 for row in rows) / len(rows)
+    yield f"{near} of {len(rows)} errors lie within two standard errors of the law; the mean is {above:+.1%} off it."
+    yield (
+        f"Mean of {result['draws']} rounds ± its standard error. LeNet-5, one device's digits, exact slopes; the "
+        "gradients:"
+    )
+    for g in result["gradients"]:
+        net = "dense" if g["density"] == 1 else f"{g['pruner']} mask of density {g['density']:g}"
+        yield (
+            f"{net}, {g['steps']} steps, {g['images']} images: |g|^2 {g['gradient_square']:.3g}, a live weight "
+            f"{g['gradient_square'] / g['n_live']:.3g}; rho {g['rho']:.3g}"
+        )
 
 
 def _need_engine() -> None:
