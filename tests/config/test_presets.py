@@ -56,6 +56,7 @@ def test_one_who_names_k_is_not_given_another() -> None:
         (["train.spread=auto", "train.passes=1"], "train.passes = 1, expected an integer at least 2"),
         (["train.spread=auto", "train.bits=3"], "train.bits = 3, expected one of 1, 2, 4, 8, 32"),
         (["train.spread=other"], "train.spread"),
+        (["train.memory=true", "train.seeds=shared"], "train.memory = true, expected false with train.seeds"),
     ],
 )
 def test_a_budget_that_cannot_be_is_refused_in_one_sentence(overrides: list[str], message: str) -> None:

@@ -294,6 +294,13 @@ class Train(Table):
             )
         return value
 
+    @field_validator("memory")
+    @classmethod
+    def _estimates_to_remember(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("seeds") == "shared":
+            raise rule('false with train.seeds = "shared", where devices have no estimates of their own to remember')
+        return value
+
     @field_validator("spread")
     @classmethod
     def _a_direction_for_each_part(cls, value: int, info: ValidationInfo) -> int:

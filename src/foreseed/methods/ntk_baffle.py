@@ -114,10 +114,11 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
     update = Update(coordinator.round, b"", stein_coefficients(rules, replies, weights))
     gradient, halves = rebuilt_gradient(rules, update, len(server.values), spread_over)
     snr = None
-    # Devices that share directions have one part together.
-    if rules.seeds == "per-device" and np.isfinite(gradient).all():
-        devices = [reply.device for reply in replies]
-        counts = weights * sum(reply.samples for reply in replies)
+    if np.isfinite(gradient).all():
+        # Devices that share directions have one part together.
+        shared = rules.seeds == "shared"
+        counts = np.ones(1) if shared else weights * sum(reply.samples for reply in replies)
+        devices = [SHARED_DEVICE] if shared else [reply.device for reply in replies]
         mean, snr = descent.combine(update.round, devices, counts, halves)
         gradient = mean if rules.memory else gradient
     share = descent.noise.share if rules.follow_noise else 1.0
