@@ -74,6 +74,8 @@ void fs_perturb(const fs_directions *d, uint32_t k, uint32_t start, size_t n, co
     }
 }
 
+#if defined(__x86_64__) /* where there are vectors */
+
 enum { TOGETHER = 16 }; /* directions whose signs are made at a time */
 
 /* Signs need no numbers of their own: a block's 128 coordinates stay where they are while directions pass over them. */
@@ -87,23 +89,6 @@ static void accumulate_signs(const fs_isa *isa, const fs_directions *d, const fl
             const uint32_t count = d->count - i < TOGETHER ? d->count - i : TOGETHER;
             isa->sign_words(words, d->seed, counter, start / 128, d->step, count);
             isa->add_signs(gradient, words, coefficients + i, count, here);
-        }
-    }
-}
-
-void fs_accumulate(const fs_directions *d, const float *coefficients, uint32_t start, size_t n, float *gradient) {
-    const fs_isa *isa = chosen(d->isa);
-    if (d->kind == FS_RADEMACHER && start % 128 == 0) {
-        accumulate_signs(isa, d, coefficients, start, n, gradient);
-        return;
-    }
-    float block[CHUNK];
-    /* A chunk of the gradient stays in the cache while all directions pass over it. */
-    for (size_t here; n; n -= here, start += (uint32_t)here, gradient += here) {
-        here = piece(start, n);
-        for (uint32_t i = 0; i < d->count; i++) {
-            const float *z = make(isa, d, d->first + i * d->step, start, here, block);
-            isa->axpy(gradient, gradient, z, here, coefficients[i]);
         }
     }
 }
@@ -126,12 +111,35 @@ static void project_signs(const fs_isa *isa, const fs_directions *d, const float
     }
 }
 
+#endif
+
+void fs_accumulate(const fs_directions *d, const float *coefficients, uint32_t start, size_t n, float *gradient) {
+    const fs_isa *isa = chosen(d->isa);
+#if defined(__x86_64__)
+    if (isa->add_signs && d->kind == FS_RADEMACHER && start % 128 == 0) {
+        accumulate_signs(isa, d, coefficients, start, n, gradient);
+        return;
+    }
+#endif
+    float block[CHUNK];
+    /* A chunk of the gradient stays in the cache while all directions pass over it. */
+    for (size_t here; n; n -= here, start += (uint32_t)here, gradient += here) {
+        here = piece(start, n);
+        for (uint32_t i = 0; i < d->count; i++) {
+            const float *z = make(isa, d, d->first + i * d->step, start, here, block);
+            isa->axpy(gradient, gradient, z, here, coefficients[i]);
+        }
+    }
+}
+
 void fs_project(const fs_directions *d, const float *vector, size_t n, double *out) {
     const fs_isa *isa = chosen(d->isa);
-    if (d->kind == FS_RADEMACHER) {
+#if defined(__x86_64__)
+    if (isa->dot_signs && d->kind == FS_RADEMACHER) {
         project_signs(isa, d, vector, n, out);
         return;
     }
+#endif
     float block[CHUNK];
     for (uint32_t i = 0; i < d->count; i++) {
         double sums[8] = {0};

@@ -134,7 +134,8 @@ typedef struct {
     void (*axpy)(float *out, const float *values, const float *z, size_t n, float factor);
     /* sums[i % 8] += z[i] * vector[i], for n numbers; n is a multiple of 8 but at a vector's end */
     void (*dot)(double sums[8], const float *z, const float *vector, size_t n);
-    /* The same for signs, 128 at a time from the four words of a block; words of directions counter[0] + i * step */
+    /* The same for signs, 128 at a time from the four words of a block; words of directions counter[0] + i * step.
+     * NULL in the plain loops, where they would be larger and hardly faster. */
     void (*sign_words)(uint32_t *words, uint64_t seed, const uint32_t counter[3], uint32_t block, uint32_t step,
                        uint32_t count);
     void (*add_signs)(float *out, const uint32_t *words, const float *factors, uint32_t count, size_t n);

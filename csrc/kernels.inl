@@ -386,16 +386,16 @@ TARGET static void direction(float *z, uint64_t seed, const uint32_t counter[3],
     else gaussian(z, seed, counter, start, n);
 }
 
+#ifdef VEC
+
 /* words[4 * i + j]: word j of a block of the directions counter[0] + i * step, for `count` of them. */
 TARGET static void sign_words(uint32_t *words, uint64_t seed, const uint32_t counter[3], uint32_t block, uint32_t step,
                               uint32_t count) {
     uint32_t i = 0;
-#ifdef VEC
     for (; i + BLOCKS <= count; i += BLOCKS) {
         const uint32_t here[3] = {counter[0] + i * step, counter[1], counter[2]};
         philox_blocks(words + 4 * i, seed, here, block, 0, step);
     }
-#endif
     for (; i < count; i++) {
         const uint32_t here[3] = {counter[0] + i * step, counter[1], counter[2]};
         philox_block(words + 4 * i, seed, here, block);
@@ -443,6 +443,8 @@ TARGET static void dot_signs(double sums[8], const uint32_t words[4], const floa
     for (size_t j = 0; j < n; j++) chains[j % 8] += (double)terms[j];
     memcpy(sums, chains, sizeof chains);
 }
+
+#endif
 
 TARGET static void axpy(float *out, const float *values, const float *z, size_t n, float factor) {
     for (size_t i = 0; i < n; i++) out[i] = values[i] + factor * z[i];
