@@ -50,6 +50,8 @@ def _fitting(settings):
         settings[key] = min(settings.get(key, 1), settings.get(limit, default))
     if settings.get("train.robust") == "trim":
         settings["train.seeds"] = "shared"
+    if settings.get("train.seeds") == "shared":
+        settings["train.memory"] = False
     if settings.get("train.bits", 32) < 32:
         settings["train.local_steps"] = 1
     return settings
