@@ -116,18 +116,10 @@ class LocalTrainer:
         """
         self._check(images, labels, parts)
         self._write(values, stats, batch_statistics=stats is None)
+        if self._tape is not None and len(parts) > 1 and max(count for _, count in parts) <= _CHUNK:
+            return self._by_tape(self._tape, images, labels, parts)
         gradients = np.empty((len(parts), self.program.n_live), np.float32)
         total = 0.0
-        if self._tape is not None and len(parts) > 1 and max(count for _, count in parts) <= _CHUNK:
-            done = 0
-            for some in _together(parts):
-                first, end = some[0][0], sum(some[-1])
-                with self._tape:
-                    losses = self._losses(images[first:end], labels[first:end])
-                    grads = self._tape.gradients(losses, [(at - first, count) for at, count in some])
-                gradients[done : done + len(some)] = self._binding.gradients(grads).numpy()
-                done, total = done + len(some), total + _sum(losses)
-            return gradients, _finite(total / sum(count for _, count in parts))
         for row, (first, count) in zip(gradients, parts, strict=True):
             self.model.zero_grad()
             for at in range(first, first + count, _CHUNK):
@@ -137,6 +129,20 @@ class LocalTrainer:
                 total += _sum(losses)
             row[:] = _vector(self._binding.gradient())
         return gradients, _finite(total / sum(count for _, count in parts))
+
+    def _by_tape(
+        self, tape: PartTape, images: Bytes, labels: Integers, parts: Sequence[tuple[int, int]]
+    ) -> tuple[Vector, float]:
+        """`gradient` for parts that are small: neighbours share a backward pass."""
+        gradients, total = [], 0.0
+        for some in _together(parts):
+            first, end = some[0][0], sum(some[-1])
+            with tape:
+                losses = self._losses(images[first:end], labels[first:end])
+                grads = tape.gradients(losses, [(at - first, count) for at, count in some])
+            gradients.append(self._binding.gradients(grads).numpy())
+            total += _sum(losses)
+        return np.concatenate(gradients), _finite(total / sum(count for _, count in parts))
 
     def _losses(self, images: Bytes, labels: Integers) -> Tensor:
         """The loss of every image."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import fsum
-from pathlib import Path
 
 import numpy as np
 
@@ -35,10 +34,6 @@ class State:
     descent: Descent
     done: int = 0
     """Rounds so far."""
-
-    def keep_in(self, folder: Path) -> None:
-        if self.descent.memory is not None:
-            self.descent.memory.keep_in(folder)
 
 
 def init(task: Task) -> State:

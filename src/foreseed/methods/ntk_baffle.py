@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import fsum
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -50,10 +49,6 @@ class State:
     descent: Descent
     coordinator: Coordinator = field(metadata=UNSAVED)
     """Works on `server`."""
-
-    def keep_in(self, folder: Path) -> None:
-        if self.descent.memory is not None:
-            self.descent.memory.keep_in(folder)
 
     @property
     def values(self) -> Vector:

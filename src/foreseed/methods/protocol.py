@@ -46,7 +46,7 @@ class State(Protocol):
 
 @runtime_checkable
 class KeepsFiles(Protocol):
-    """A state with more to keep than a checkpoint should hold each round."""
+    """A state, or a part of one, with more to keep than a checkpoint should hold each round."""
 
     def keep_in(self, folder: Path) -> None:
         """Called once, before the first round and after a checkpoint was restored: files of its own lie here."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from foreseed.engine import ForeseedError, Program
 from foreseed.engine.files import write_whole
+from foreseed.methods import KeepsFiles
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -35,6 +36,15 @@ def restore(path: Path, state: Any) -> int:
         return int(arrays["round"])
     except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
         raise ForeseedError(f"{path}: not a checkpoint that can be read ({error}); start the run anew") from None
+
+
+def keep_files(folder: Path, state: Any) -> None:
+    """Give every part of a state that keeps files of its own the folder for them."""
+    if isinstance(state, KeepsFiles):
+        state.keep_in(folder)
+    elif is_dataclass(state):
+        for name in _saved(state):
+            keep_files(folder, getattr(state, name))
 
 
 def _saved(state: Any) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from foreseed.config import Config, methods
 from foreseed.config.method_registry import Method
 from foreseed.engine import ForeseedError
-from foreseed.methods import Devices, KeepsFiles, RoundResult, State, Task
+from foreseed.methods import Devices, RoundResult, State, Task
 from foreseed.prune import Step, save_mask
 from foreseed.runs import checkpoint
 from foreseed.runs.folder import RunError, RunFolder, environment
@@ -69,8 +69,7 @@ def run(
             method = methods()[config.method]
             state = method.init(task)
             done = checkpoint.restore(place.checkpoint, state) if place.checkpoint.exists() else 0
-            if isinstance(state, KeepsFiles):
-                state.keep_in(place.checkpoint.parent)
+            checkpoint.keep_files(place.checkpoint.parent, state)
             rows = place.rows(done)
             trackers.start(folder, done)
             _train(task, devices, method, state, rows, place, trackers, watch)
