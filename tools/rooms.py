@@ -15,6 +15,7 @@ HOLDS = {
     "bench": "benchmarks that anyone can run again",
     "api": "foreseed from Python: load, run, compare, read",
     "report": "figures and pages of finished runs",
+    "trained": "export, predict, evaluate",
     "fleet": "real devices: conductor, keys, broker, test-bed",
     "simulate": "simulated devices, the population that they hold",
     "runs": "the loop, the folder, checkpoints, rows and summary",

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foreseed.config import Config, ConfigError, arms, load
-from foreseed.engine import Model, Program
-from foreseed.engine import load as load_model
+from foreseed.engine import Program
 from foreseed.engine.errors import ForeseedError
 from foreseed.runs import Row, Run, Summary, Watch, read_run
 from foreseed.simulate import run_simulated
+from foreseed.trained import Evaluation, Prediction, Trained, evaluate, export, predict, read_trained
 
 if TYPE_CHECKING:
     import pandas
@@ -105,42 +105,43 @@ class Result:
     # What was trained.
 
     @cached_property
-    def _trained(self) -> Model:
-        return load_model(self.folder / "model.fsp")
+    def _trained(self) -> Trained:
+        return read_trained(self.folder)
 
     @property
     def program(self) -> Program:
         """The structure as it was at the end: layers, shapes, and which weights live."""
         return self._trained.program
 
-    @cached_property
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by label."""
+        return self._trained.classes
+
+    @property
     def values(self) -> npt.NDArray[np.float32]:
         """The trained vector: live weights, biases and norm parameters, in the order of the program."""
-        return np.array(self._trained.values, np.float32)
+        return self._trained.values
 
     def model(self) -> torch.nn.Module:
         """The torch model with its trained weights, pruned ones 0; it takes what `inputs` makes of images."""
-        from foreseed.models import build, restore
-
-        m, program = self.config.model, self.program
-        model = build(
-            m.name, program.input_shape, program.classes,
-            activation=m.activation, norm=m.norm, init=m.init, seed=self.config.seed,
-        )  # fmt: skip
-        restore(model, program, self.values, self._trained.stats if program.n_stats else None)
-        return model.eval()
+        return self._trained.model()
 
     def inputs(self, images: npt.NDArray[np.uint8]) -> torch.Tensor:
         """Images of bytes [N, channels, height, width] as the model was trained to see them, normalised."""
-        import torch
+        return self._trained.inputs(images)
 
-        if images.dtype != np.uint8 or images.shape[1:] != self.program.input_shape:
-            raise ConfigError(
-                f"{images.dtype} images {images.shape}: expected uint8 images [N, {self.program.input_shape}]; "
-                "give images like those that the run was made for"
-            )
-        scale, shift = (torch.tensor(list(x)).view(-1, 1, 1) for x in (self.program.scale, self.program.shift))
-        return torch.from_numpy(images.astype(np.float32)) * scale + shift
+    def export(self, to: str, out: Folder | None = None) -> list[Path]:
+        """Write the model for others to use, to "torch", "onnx", "fsp" or "c"; gives the files that were written."""
+        return export(self._trained, to, out)
+
+    def predict(self, images: npt.NDArray[np.uint8]) -> list[Prediction]:
+        """What the engine says of images of bytes [N, channels, height, width]: a class and its probability each."""
+        return predict(self._trained, images)
+
+    def evaluate(self, data: str = "") -> Evaluation:
+        """Accuracy, loss and accuracies by class on the run's own test images, or on another data set."""
+        return evaluate(self._trained, data)
 
     def report(self) -> Path:
         """Write report.html and its figures into the run's folder."""

@@ -17,6 +17,7 @@ _TEXTS = {
     "track.to": st.lists(st.sampled_from(["tensorboard", "mlflow", "wandb", "a.b:make"])).map(", ".join),
     "track.folder": _PRINTABLE,
     "track.project": _PRINTABLE.map(lambda text: f"p{text}"),
+    "model.weights": st.just("") | _PRINTABLE.map(lambda text: f"{text}.pt"),
     "model.name": st.sampled_from(["lenet5", "resnet20"]) | _PRINTABLE.map(lambda text: f"{text}:make"),
 }
 

@@ -2,60 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from foreseed.engine.program import Program
-from foreseed.engine.walker import Stage, run
+from foreseed.trained.onnx_graph import IMAGES, Graph
 
-IMAGES, RESULT = "images", "log_probabilities"
+__all__ = ["IMAGES", "onnx_model"]
 
 
 def onnx_model(program: Program, parameters: Mapping[str, Any], as_inputs: bool) -> Any:
-    """An ONNX model from images to log-probabilities.
+    """An ONNX model from normalised images to log-probabilities.
 
     The parameters (NumPy arrays by name) are inputs of the graph, or constants in it, which ONNX Runtime can rearrange
     to its liking when a session starts.
     """
-    graph, layers = Graph(parameters), program.layers()
-
-    def add(stage: Stage, x: list[str]) -> str:
-        layer = layers[stage.number]
-        own = [f"{layer.name}.{name}" for name in stage.part.parameters(stage.op, stage.shape)]
-        return str(stage.part.onnx(graph, stage.op, x, own))
-
-    graph.add("LogSoftmax", [run(program.places, IMAGES, add)], RESULT, axis=1)
-    inputs = [helper.make_tensor_value_info(IMAGES, TensorProto.FLOAT, ["n", *program.input_shape])]
-    constants = []
-    for name, parameter in parameters.items():
-        if as_inputs:
-            inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, parameter.shape))
-        else:
-            constants.append(numpy_helper.from_array(parameter, name))
-    output = helper.make_tensor_value_info(RESULT, TensorProto.FLOAT, ["n", program.classes])
-    proto = helper.make_graph(graph.nodes, "model", inputs, [output], constants)
-    return helper.make_model(proto, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
-class Graph:
-    """The nodes of a graph in the making, and which of its tensors are flat: rows of numbers, not of maps."""
-
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
-        self.nodes: list[Any] = []
-        self._flat = {name for name, parameter in parameters.items() if parameter.ndim == 2}
-
-    def add(self, kind: str, inputs: Sequence[str], output: str | None = None, **attributes: Any) -> str:
-        """Append a node and give the name of what it makes, flat if its first input is."""
-        name = output or f"{kind}{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
-        if self.is_flat(inputs[0]) or kind == "Flatten":
-            self._flat.add(name)
-        return name
-
-    def is_flat(self, name: str) -> bool:
-        return name in self._flat
-
-    def flatten(self, name: str) -> str:
-        return name if self.is_flat(name) else self.add("Flatten", [name])
+    graph, result = Graph(parameters), "log_probabilities"
+    graph.add("LogSoftmax", [graph.program(program, IMAGES)], result, axis=1)
+    images = helper.make_tensor_value_info(IMAGES, TensorProto.FLOAT, ["n", *program.input_shape])
+    return graph.model(images, {result: ["n", program.classes]}, parameters_as_inputs=as_inputs)

@@ -108,6 +108,10 @@ class Model(Table):
         default="kaiming",
         description="kaiming keeps the signal's size from layer to layer; torch, PyTorch's own, starts smaller",
     )
+    weights: str = Field(
+        default="",
+        description='start from this file (.pt, .pth, .safetensors, .npz), and prune by its weights; "" = from init',
+    )
 
     @field_validator("name")
     @classmethod
@@ -440,7 +444,7 @@ class Config(Table):
 
     def with_(self, overrides: Mapping[str, Any]) -> Config:
         """A copy with other values, by dotted key, checked like a file: `config.with_({"train.k": 100})`."""
-        tables = self.model_dump()
+        tables = self.model_dump(exclude_unset=True)  # what was not said may follow from what is said now
         for key, value in overrides.items():
             merge(tables, nested(key, value))
         return Config.model_validate(tables)

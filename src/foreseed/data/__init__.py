@@ -6,6 +6,10 @@ from foreseed.data.download import Progress as Progress
 from foreseed.data.draw import picture as picture
 from foreseed.data.errors import DataError as DataError
 from foreseed.data.errors import PartitionError as PartitionError
+from foreseed.data.formats import class_folders as class_folders
+from foreseed.data.formats import image_paths as image_paths
+from foreseed.data.formats import read_class_folders as read_class_folders
+from foreseed.data.formats import read_image as read_image
 from foreseed.data.partition import Partition as Partition
 from foreseed.data.partition import dirichlet as dirichlet
 from foreseed.data.partition import iid as iid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ SIDE = 32
 
 _CIFAR_PIXELS = 3 * 32 * 32
 _SUFFIXES = {".png", ".jpg", ".jpeg"}
+_MODES = {1: "L", 3: "RGB"}
 
 
 def read_idx(data: bytes, name: str) -> Bytes:
@@ -97,32 +98,44 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def read_class_folders(folder: Path, classes: list[str]) -> tuple[Bytes, Bytes]:
-    """The PNG and JPEG images of `folder/<class>/`, in the order of class and file name.
-
-    Every image becomes RGB of 32x32: scaled so that its shorter side fits, and cropped around its middle.
-    """
+def read_class_folders(
+    folder: Path, classes: list[str], shape: tuple[int, int, int] = (3, SIDE, SIDE)
+) -> tuple[Bytes, Bytes]:
+    """The PNG and JPEG images of `folder/<class>/`, in the order of class and file name, as `read_image` has them."""
     images: list[Bytes] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        files = sorted(p for p in (folder / name).glob("*") if p.suffix.lower() in _SUFFIXES and p.is_file())
+        files = image_paths((folder / name).glob("*"))
         if not files:
             raise DataError(f"{folder / name} has no PNG or JPEG files; expected the images of class {name!r} there")
-        images.extend(_picture(path) for path in files)
+        images.extend(read_image(path, shape) for path in files)
         labels.extend([label] * len(files))
     return np.stack(images), np.array(labels, np.uint8)
 
 
-def _picture(path: Path) -> Bytes:
+def image_paths(paths: Iterable[Path]) -> list[Path]:
+    """The PNG and JPEG files among some paths, in their order by name."""
+    return sorted(path for path in paths if path.suffix.lower() in _SUFFIXES and path.is_file())
+
+
+def read_image(path: Path, shape: tuple[int, int, int]) -> Bytes:
+    """An image file as bytes of a shape: RGB or grey, scaled so that its shorter side fits, cropped around its middle.
+
+    One that has the height and width already keeps every pixel.
+    """
     from PIL import Image, ImageOps
 
+    channels, height, width = shape
+    if channels not in _MODES:
+        raise DataError(f"{path}: an image file has 1 or 3 channels, {channels} are wanted; give an .npz file instead")
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image).convert("RGB")
+            upright = ImageOps.exif_transpose(image).convert(_MODES[channels])
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: not a readable image ({error}); replace or remove it") from None
-    fitted = ImageOps.fit(upright, (SIDE, SIDE), Image.Resampling.BICUBIC)
-    return np.ascontiguousarray(np.asarray(fitted, np.uint8).transpose(2, 0, 1))
+    fitted = ImageOps.fit(upright, (width, height), Image.Resampling.BICUBIC)
+    pixels = np.asarray(fitted, np.uint8).reshape(height, width, channels)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def enlarge(images: Bytes, side: int) -> Bytes:

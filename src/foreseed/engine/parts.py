@@ -44,7 +44,7 @@ class Part:
     torch: Callable[[Any, Op, Sequence[Any], Sequence[Any]], Any] = lambda f, op, x, own: x[0]
     """The same by `torch.nn.functional`, of the tensors that it reads and its dense parameters."""
     onnx: Callable[[Any, Op, Sequence[str], Sequence[str]], str] = lambda graph, op, x, own: x[0]
-    """The same added to a `foreseed.bench.onnx_graph.Graph`, of the names of such tensors."""
+    """The same added to a `foreseed.trained.onnx_graph.Graph`, of the names of such tensors and of its statistics."""
     shape: Callable[[Op, Shape], Shape] = lambda op, shape: shape
     """The shape of what it makes of a tensor of this shape; ValueError if it cannot."""
     saved: Callable[[Op, Shape, Shape], Saved] = lambda op, shape, made: Saved()
@@ -156,9 +156,11 @@ def _norm_torch(f: Any, op: Op, x: Sequence[Any], own: Sequence[Any]) -> Any:
 
 
 def _norm_onnx(graph: Any, op: Op, x: Sequence[str], own: Sequence[str]) -> Any:
-    if not (op.groups and own):
-        raise ProgramError("ONNX has no node for this norm; use a GroupNorm with scale and shift, as resnet20 does")
-    return graph.add("GroupNormalization", [x[0], *own], num_groups=op.groups, epsilon=op.eps)
+    # ONNX knows norms with a scale and a shift alone.
+    affine = [] if op.has_parameters else [graph.constant([number] * graph.channels) for number in (1.0, 0.0)]
+    if op.groups:
+        return graph.add("GroupNormalization", [x[0], *affine, *own], num_groups=op.groups, epsilon=op.eps)
+    return graph.add("BatchNormalization", [x[0], *affine, *own], epsilon=op.eps)
 
 
 _NORM = Part(

@@ -117,11 +117,13 @@ class Program(ProgramHead):
         path: str | os.PathLike[str],
         values: bytes | bytearray | memoryview | array[float],
         stats: bytes | bytearray | memoryview | array[float] = b"",
+        classes: Sequence[str] = (),
     ) -> None:
-        """Write `model.fsp`; the file is there whole or not at all."""
+        """Write `model.fsp`, with the names of the classes if they are given; it is there whole or not at all."""
         raw, raw_stats = _floats(values, self.n_live, "values"), _floats(stats, self.n_stats, "statistics")
         self.check_stats(array("f", raw_stats))
-        meta = json.dumps({"layers": self._names}).encode() if self._names else b""
+        about = {key: names for key, names in (("layers", self._names), ("classes", tuple(classes))) if names}
+        meta = json.dumps(about).encode() if about else b""
         body = b"".join(
             (
                 _FILE_HEADER.pack(FILE_MAGIC, VERSION, 0, len(self.bytes), self.n_live, self.n_stats, len(meta)),
@@ -133,11 +135,13 @@ class Program(ProgramHead):
 
 @dataclass(frozen=True)
 class Model:
-    """A program with the values (and batch-norm statistics) that stood in its file."""
+    """A program with the values, batch-norm statistics and names of classes that stood in its file."""
 
     program: Program
     values: array[float]
     stats: array[float]
+    classes: tuple[str, ...]
+    """"0", "1", ... where the file has no names for them."""
 
 
 def load(path: str | os.PathLike[str]) -> Model:
@@ -160,8 +164,8 @@ def load(path: str | os.PathLike[str]) -> Model:
     if hashlib.sha256(data[:-32]).digest() != data[-32:]:
         raise ProgramError(f"{path}: damaged: its content does not have the hash it carries; get it again")
     at = _FILE_HEADER.size
-    names = _names(path, data[at + n_program + 4 * (n_live + n_stats) : -32])
-    program = Program(data[at : at + n_program], names)
+    layers, classes = _names(path, data[at + n_program + 4 * (n_live + n_stats) : -32])
+    program = Program(data[at : at + n_program], layers)
     if (program.n_live, program.n_stats) != (n_live, n_stats):
         raise ProgramError(
             f"{path}: {n_live} values and {n_stats} statistics for a program of {program.n_live} and {program.n_stats}"
@@ -171,7 +175,9 @@ def load(path: str | os.PathLike[str]) -> Model:
     check_finite(values, f"{path}: values")
     check_finite(stats, f"{path}: statistics")
     program.check_stats(stats)
-    return Model(program, values, stats)
+    if len(classes) not in (0, program.classes):
+        raise ProgramError(f"{path}: {len(classes)} names for a program of {program.classes} classes; get it again")
+    return Model(program, values, stats, classes or tuple(map(str, range(program.classes))))
 
 
 def assemble(
@@ -227,12 +233,13 @@ def _floats(numbers: Any, n: int, what: str) -> bytes:
     return raw
 
 
-def _names(path: str | os.PathLike[str], meta: bytes) -> tuple[str, ...]:
-    if not meta:
-        return ()
+def _names(path: str | os.PathLike[str], meta: bytes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of layers and of classes, as far as there are any."""
     try:
-        return tuple(str(name) for name in json.loads(meta)["layers"])
-    except (ValueError, KeyError, TypeError):
+        about = dict(json.loads(meta)) if meta else {}
+        layers, classes = (tuple(str(name) for name in about.get(key, ())) for key in ("layers", "classes"))
+        return layers, classes
+    except (ValueError, TypeError):
         raise ProgramError(f"{path}: its meta section is not the JSON it should be; get it again") from None
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from foreseed.config import Config, ConfigError
 from foreseed.data import HeldOut
 from foreseed.engine import Program
-from foreseed.models import build, compile, stats
+from foreseed.models import build, compile, load_weights, stats
 from foreseed.prune import PruneResult, Step, apply_mask, foresight, rescale
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,12 +37,17 @@ class Task:
     stats: Vector
     pruning: PruneResult | None
     pruning_seconds: float
+    classes: tuple[str, ...]
+    """Their names, by label."""
+    weights: str = ""
+    """The digest of the file of weights that it starts from; "" if they were drawn."""
 
     def digests(self) -> dict[str, str]:
         """All that decides a run beside its config and its devices, part by part."""
         mask = {} if self.pruning is None else self.pruning.mask
         return {
             "test data": digest([self.test]),
+            **({"model.weights": self.weights} if self.weights else {}),
             "mask": digest(live.numpy() for live in mask.values()),
             "initial values": digest([np.frombuffer(self.program.bytes, np.uint8), self.values, self.stats]),
         }
@@ -59,6 +64,10 @@ def make_task(
         config.model.name, tests.shape, len(tests.classes),
         activation=config.model.activation, norm=config.model.norm, init=config.model.init, seed=config.seed,
     )  # fmt: skip
+    weights = ""
+    if config.model.weights:
+        load_weights(model, config.model.weights)
+        weights = digest(tensor.numpy() for tensor in model.state_dict().values())
     began = time.perf_counter()
     pruning = _prune(config, tests, model, progress, device_images)
     seconds = time.perf_counter() - began
@@ -69,7 +78,7 @@ def make_task(
     )
     return Task(
         config, records(tests.images, tests.labels), model, program, np.array(values, np.float32),
-        np.array(stats(model, program), np.float32), pruning, seconds,
+        np.array(stats(model, program), np.float32), pruning, seconds, tests.classes, weights,
     )  # fmt: skip
 
 

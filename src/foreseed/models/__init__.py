@@ -2,7 +2,8 @@
 
 from foreseed.models.binding import Binding, bind, restore, stats
 from foreseed.models.compiler import compile
-from foreseed.models.errors import MaskError, ModelError, UnknownModelError, UnsupportedLayerError
+from foreseed.models.errors import MaskError, ModelError, UnknownModelError, UnsupportedLayerError, WeightsError
+from foreseed.models.weights import load_weights
 from foreseed.models.zoo import MODELS, build, lenet5, lenet5_wide, resnet20
 
 __all__ = [
@@ -12,11 +13,13 @@ __all__ = [
     "ModelError",
     "UnknownModelError",
     "UnsupportedLayerError",
+    "WeightsError",
     "bind",
     "build",
     "compile",
     "lenet5",
     "lenet5_wide",
+    "load_weights",
     "resnet20",
     "restore",
     "stats",

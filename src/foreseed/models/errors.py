@@ -15,5 +15,9 @@ class MaskError(ModelError):
     """A mask that does not fit its model."""
 
 
+class WeightsError(ModelError):
+    """A file of weights that cannot be read, or does not fit its model."""
+
+
 class UnknownModelError(ModelError):
     """A model's name that stands for no model."""

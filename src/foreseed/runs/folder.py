@@ -96,7 +96,7 @@ class RunFolder:
         if changed := [part for part in digests if digests[part] != then.get(part)]:
             raise RunError(
                 f"{self.path}: made here, its {' and '.join(changed)} differ{'s' if len(changed) == 1 else ''} from "
-                f"what it began with; resume it with the same data and the versions in {env.name}"
+                f"what it began with; resume it with the same data, the same weights and the versions in {env.name}"
             )
         # A run may begin in the simulator and go on with real devices, of whose data nothing is known.
         write_whole(begun, json.dumps(then | digests).encode())

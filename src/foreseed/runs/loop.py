@@ -73,7 +73,9 @@ def run(
             rows = place.rows(done)
             trackers.start(folder, done)
             _train(task, devices, method, state, rows, place, trackers, watch)
-            state.program.save(folder / "model.fsp", state.values, state.stats)
+            state.program.save(folder / "model.fsp", state.values, state.stats, task.classes)
+            if state.ema is not None:
+                state.program.save(folder / "model-ema.fsp", state.ema, state.stats, task.classes)
             summary = summarise(task, devices, state, rows)
             place.finish(summary)
             trackers.finish(summary)
@@ -166,4 +168,8 @@ def prune_watch(config: Config, watch: Watch | None) -> Callable[[Step], None] |
     """A run's watch as that of its pruning."""
     if watch is None:
         return None
-    return lambda step: watch(Progress(config, "prune", step.iteration, step.iterations, None, None))
+    scored = config.model.weights and config.prune.pruner != "random" and not config.prune.redraw_weights
+    note = f"pruning scores the weights of {config.model.weights} as they are" if scored else ""
+    return lambda step: watch(
+        Progress(config, "prune", step.iteration, step.iterations, None, None, note if step.iteration == 1 else "")
+    )
