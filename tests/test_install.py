@@ -48,6 +48,13 @@ for check in checks:
 print(sys.version_info[1], *(check.__name__ for check in checks))
 """
 
+SOURCES = """
+from pathlib import Path
+import foreseed
+package = Path(foreseed.__file__).parent
+print(*(path.name for folder in ("csrc", "trained/firmware") for path in (package / folder).iterdir()))
+"""
+
 # Whether an interpreter starts (a version manager's stand-in may not), is the one that its name says, and can build.
 COMPLETE = """
 import os, sys, sysconfig, venv
@@ -152,6 +159,10 @@ def test_plain_install_brings_the_c_engine_without_numpy_or_torch(minor: int, mo
     assert int(version) == minor
     assert {"test_directions", "test_gradient_estimates", "test_sgd_steps", "test_adam_steps"} <= set(checked)
     assert "--broker" in installation.run("foreseed-device", "--help")
+    # What `foreseed export --to c` gives to firmware.
+    shipped = installation.run("python", "-I", "-c", SOURCES).split()
+    sources = [path.name for path in (ROOT / "csrc").iterdir() if path.suffix in (".c", ".h", ".inl")]
+    assert sorted(shipped) == sorted([*sources, "Makefile", "main.c"])
 
 
 def test_install_without_a_compiler_warns_once_and_uses_numpy(model: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_defaults_are_the_documented_ones():
         "devices": 20, "per_round": 10, "min_size": 10,
     }  # fmt: skip
     assert config.model.model_dump() == {
-        "name": "lenet5", "activation": "hardswish", "norm": "group", "init": "kaiming",
+        "name": "lenet5", "activation": "hardswish", "norm": "group", "init": "kaiming", "weights": "",
     }  # fmt: skip
     assert config.prune.model_dump() == {
         "pruner": "ntk-rand", "density": 0.1, "iterations": 50, "redraws": 5, "redraw_weights": True,
@@ -169,16 +169,17 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused_by_key(key, bad):
         ({"data.root": "a\nb"}, r'data.root = "a\nb", expected text of printable characters'),
         (
             {"model.colour": 1},
-            "unknown key model.colour, expected one of name, activation, norm, init",
+            "unknown key model.colour, expected one of name, activation, norm, init, weights",
         ),
         (
             {"model.activatoin": "relu"},
-            "unknown key model.activatoin, expected one of name, activation, norm, init; "
+            "unknown key model.activatoin, expected one of name, activation, norm, init, weights; "
             "did you mean model.activation?",
         ),
         (
             {"model.density": 1},
-            "unknown key model.density, expected one of name, activation, norm, init; did you mean prune.density?",
+            "unknown key model.density, expected one of name, activation, norm, init, weights; "
+            "did you mean prune.density?",
         ),
         (
             {"prune.batc": 1},

@@ -91,6 +91,7 @@ def test_fsp(trained: Trained, tmp_path: Path) -> None:
     assert found.classes == trained.classes
 
 
+@pytest.mark.slow
 def test_c_here(trained: Trained, tests: HeldOut, tmp_path: Path) -> None:
     folder = tmp_path / "firmware"
     export(trained, "c", folder)
@@ -105,6 +106,7 @@ def test_c_here(trained: Trained, tests: HeldOut, tmp_path: Path) -> None:
     assert (folder / "image.bin").read_bytes() == tests.images[0].tobytes()
 
 
+@pytest.mark.slow
 def test_c_on_other_processors(runs: dict[str, Path], tests: HeldOut, tmp_path: Path) -> None:
     """It builds for a Cortex-M4 without a warning, and a 32-bit ARM, which can be emulated here, agrees."""
     need("arm-none-eabi-gcc", ARM)

@@ -29,23 +29,14 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 
-_WITH_WEIGHTS: dict[str, dict[str, Any]] = {"prune": {"redraw_weights": False, "rescale": False}}
-"""Weights that were given are scored, and kept, as they are."""
-
 _REPLY = 56
 """Bytes of a real device's reply beyond its packed differences."""
 
 
 def completed(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables with what their preset, and weights to start from, add to them.
-
-    A preset that is not known adds nothing, and is refused later.
-    """
-    given, name, model = dict(tables), tables.get("preset", ""), tables.get("model")
-    added = dict(PRESETS.get(name if isinstance(name, str) else "", {}))
-    if isinstance(model, Mapping) and model.get("weights"):
-        added |= {table: added.get(table, {}) | keys for table, keys in _WITH_WEIGHTS.items()}
-    for table, keys in added.items():
+    """The tables with what their preset adds to them; a preset that is not known adds nothing, and is refused later."""
+    given, name = dict(tables), tables.get("preset", "")
+    for table, keys in PRESETS.get(name if isinstance(name, str) else "", {}).items():
         own = given.get(table, {})
         if isinstance(own, Mapping):
             # Who says how many directions there are has no use for a rule that chooses them.

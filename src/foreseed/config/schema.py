@@ -110,7 +110,7 @@ class Model(Table):
     )
     weights: str = Field(
         default="",
-        description='start from this file (.pt, .pth, .safetensors, .npz), and prune by its weights; "" = from init',
+        description='a file to start from (.pt, .pth, .safetensors, .npz), pruned by its own weights; "" = from init',
     )
 
     @field_validator("name")
@@ -140,14 +140,15 @@ class Prune(Table):
     )
     redraw_weights: bool = Field(
         default=True,
-        description="true scores the architecture, over fresh weights; false the initial weights themselves",
+        description="true scores the architecture, over fresh weights; false the initial ones, as model.weights always",
     )
     batch: Count = Field(default=100, description="inputs of a draw: more steady the scores and take longer")
     epsilon: Positive = Field(
         default=0.01, description="size of the change that is scored; the ranking hardly depends on it"
     )
     rescale: bool = Field(
-        default=True, description="true scales what survives so that the signal keeps its size; false is the paper"
+        default=True,
+        description="true scales what survives, so that the signal keeps its size, but no model.weights; false: paper",
     )
 
 
@@ -444,7 +445,7 @@ class Config(Table):
 
     def with_(self, overrides: Mapping[str, Any]) -> Config:
         """A copy with other values, by dotted key, checked like a file: `config.with_({"train.k": 100})`."""
-        tables = self.model_dump(exclude_unset=True)  # what was not said may follow from what is said now
+        tables = self.model_dump()
         for key, value in overrides.items():
             merge(tables, nested(key, value))
         return Config.model_validate(tables)

@@ -72,7 +72,9 @@ def make_task(
     pruning = _prune(config, tests, model, progress, device_images)
     seconds = time.perf_counter() - began
     if pruning is not None:
-        model = (rescale if config.prune.rescale else apply_mask)(model, pruning.mask)
+        # Scaling is for draws, whose sum shrinks as they are pruned; what was learnt is kept as it is.
+        scales = config.prune.rescale and not config.model.weights
+        model = (rescale if scales else apply_mask)(model, pruning.mask)
     program, values = compile(
         model, None if pruning is None else pruning.mask, input_shape=tests.shape, mean=tests.mean, std=tests.std
     )
@@ -111,8 +113,8 @@ def _prune(
         images = [_normalised(tests, some) for some in device_images(config)]
     return foresight(
         model, config.effective_density, pruner=p.pruner, input_shape=tests.shape, iterations=p.iterations,
-        redraws=p.redraws, redraw_weights=p.redraw_weights, batch=p.batch, epsilon=p.epsilon, seed=config.seed,
-        device_data=images, progress=progress,
+        redraws=p.redraws, redraw_weights=p.redraw_weights and not config.model.weights, batch=p.batch,
+        epsilon=p.epsilon, seed=config.seed, device_data=images, progress=progress,
     )  # fmt: skip
 
 

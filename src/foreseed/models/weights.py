@@ -79,7 +79,7 @@ def _safetensors(file: Path) -> Any:
 
 
 def _npz(file: Path) -> Any:
-    with np.load(file, allow_pickle=False) as arrays:
+    with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 

@@ -168,8 +168,8 @@ def prune_watch(config: Config, watch: Watch | None) -> Callable[[Step], None] |
     """A run's watch as that of its pruning."""
     if watch is None:
         return None
-    scored = config.model.weights and config.prune.pruner != "random" and not config.prune.redraw_weights
-    note = f"pruning scores the weights of {config.model.weights} as they are" if scored else ""
+    weights = config.model.weights
+    note = f"the weights of {weights} are pruned as they are, neither redrawn nor rescaled" if weights else ""
     return lambda step: watch(
         Progress(config, "prune", step.iteration, step.iterations, None, None, note if step.iteration == 1 else "")
     )
