@@ -176,7 +176,7 @@ FILES = sorted(EXPERIMENTS.rglob("*.toml"))
 def test_every_experiment_loads_and_opens_with_its_command(path):
     config = load(path)
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert lines[0].split("     ")[0] == f"# foreseed run {path.relative_to(EXPERIMENTS.parent).as_posix()}"
+    assert lines[0].split("     ")[0] == f"# foreseed run {path.relative_to(EXPERIMENTS).with_suffix('').as_posix()}"
     for line in lines:
         if "=" in line and not line.startswith(("#", "extends")):
             assert "  # " in line, f"{line}: no comment on its trade-off"

@@ -41,10 +41,10 @@ def test_parameters_and_macs_are_the_published_ones(
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("lenet5", {}),
+        ("lenet5", {"activation": "relu"}),
         ("lenet5", {"activation": "hardswish"}),
-        ("lenet5-wide", {}),
-        ("resnet20", {"norm": "batch"}),
+        ("lenet5-wide", {"activation": "relu"}),
+        ("resnet20", {"norm": "batch", "activation": "relu"}),
         ("resnet20", {"norm": "group", "activation": "hardswish"}),
     ],
 )

@@ -89,7 +89,7 @@ def shard(
 ) -> None:
     """Write one file a device, as the experiment's partition says, with a picture of the partition.
 
-    Example: foreseed data shard experiments/demo.toml data.devices=5 --out shards
+    Example: foreseed data shard demo data.devices=5 --out shards
     """
     from foreseed.cli.experiment import config_of
     from foreseed.simulate.population import partition_of

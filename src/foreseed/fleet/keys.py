@@ -238,7 +238,7 @@ def _hashed(password: str) -> str:
 
 def _configure(folder: Path) -> None:
     """Write the broker's configuration where there is none: its owner may have changed it."""
-    shipped = resources.files("foreseed.fleet") / "mosquitto"
+    shipped = resources.files("foreseed") / "deploy" / "mosquitto"
     config = (shipped / "mosquitto.conf").read_text()
     here = config.replace(INSTALLED, str((folder / "mosquitto").resolve()))
     here = here.replace("user mosquitto\n", f"user {_current_user()}\n")
