@@ -2,4 +2,5 @@
 
 from setuptools import setup
 
-setup(cffi_modules=["csrc/binding.py:ffi"])
+# cffi keeps to the limited API, so one wheel serves every Python from 3.11 on.
+setup(cffi_modules=["csrc/binding.py:ffi"], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -16,7 +16,10 @@ from foreseed.engine import Program
 
 # Heavy rooms (torch, matplotlib) are imported by the commands that need them: `--help` stays quick.
 
-Words = Annotated[list[str] | None, typer.Argument(help="An experiment (a .toml file, or the name of a shipped one, such as demo), then key=value.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(help="An experiment (a .toml file, or the name of a shipped one, such as demo), then key=value."),
+]
 Out = Annotated[Path | None, typer.Option(help="The run folder; runs/NAME if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
 Track = Annotated[

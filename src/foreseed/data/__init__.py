@@ -14,6 +14,7 @@ from foreseed.data.sets import Dataset as Dataset
 from foreseed.data.sets import HeldOut as HeldOut
 from foreseed.data.sets import load as load
 from foreseed.data.sets import load_held_out as load_held_out
+from foreseed.data.sets import origin as origin
 from foreseed.data.shards import shard_name as shard_name
 from foreseed.data.shards import write_shard as write_shard
 from foreseed.data.shards import write_shards as write_shards

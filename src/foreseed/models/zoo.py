@@ -26,7 +26,12 @@ Array = npt.NDArray[Any]
 
 
 def lenet5(
-    in_shape: Shape = (3, 32, 32), classes: int = 10, *, activation: str = "hardswish", init: str = "kaiming", seed: int = 0
+    in_shape: Shape = (3, 32, 32),
+    classes: int = 10,
+    *,
+    activation: str = "hardswish",
+    init: str = "kaiming",
+    seed: int = 0,
 ) -> nn.Module:
     """Make the classic LeNet-5: two 5x5 convs, each with a 2x2 max pool, then 120, 84 and `classes` units.
 
@@ -36,7 +41,12 @@ def lenet5(
 
 
 def lenet5_wide(
-    in_shape: Shape = (3, 32, 32), classes: int = 10, *, activation: str = "hardswish", init: str = "kaiming", seed: int = 0
+    in_shape: Shape = (3, 32, 32),
+    classes: int = 10,
+    *,
+    activation: str = "hardswish",
+    init: str = "kaiming",
+    seed: int = 0,
 ) -> nn.Module:
     """Make LeNet-5 as FedDST has it: 3x3 max pools with stride 1, so the first linear layer is 16 times wider.
 
@@ -79,9 +89,10 @@ def build(
     """Make a model by name: the same weights for the same seed on every machine; torch's global generator is kept.
 
     Names: `lenet5`, `lenet5-wide`, `resnet20`, or `package.module:factory` for a model of your own, installed or in the
-    current folder: a function or class that is given `in_shape` and `classes` if it has parameters of these names, and needs nothing else (its weights are
-    as portable as what it draws them with; torch's generator is seeded for it). `activation`,
-    `norm` and `init` are for the named models; your own sees to them itself.
+    current folder: a function or class that is given `in_shape` and `classes` if it has parameters of these names, and
+    needs nothing else (its weights are as portable as what it draws them with; torch's generator is seeded for it).
+    `activation`, `norm` and `init` are for the named models, with the defaults of an experiment; your own sees to them
+    itself.
     """
     options = {"in_shape": tuple(in_shape), "classes": classes}
     with _current_folder_too():
