@@ -11,13 +11,16 @@ import sys
 import tomllib
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from signal import SIGHUP
 from zipfile import ZipFile
 
 import pytest
 
 from foreseed.engine import Engine, Samples, load
 from foreseed.engine.program import Kind, Op, assemble
+from tests.deployment import Machine, rounds_in
 from tests.engine.toolchain import run
 
 pytestmark = pytest.mark.slow
@@ -237,6 +240,61 @@ def foreign_python(folder: Path, root: Path) -> tuple[Path, int]:
         run(["dpkg-deb", "-x", package, root])
     (python,) = (path for path in (root / "usr" / "bin").iterdir() if re.fullmatch(r"python3\.\d+", path.name))
     return python, int(python.name.partition(".")[2])
+
+
+def test_every_command_of_the_deployment_page_runs_with_what_the_package_brings(
+    wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    # One board is a small fleet, and a mask need not be good.
+    quick = "fleet.gather=0 prune.iterations=1 prune.redraws=1 prune.batch=8"
+    with Machine(tmp_path, wheels[platform.machine()].parent, "deploy.md") as machine:
+        rows = partial(rounds_in, machine.home / "runs" / "ntk-baffle")
+
+        # The server and the broker's keys.
+        assert "built, runs" in machine.run(machine.take("python3 -m venv ~/foreseed", 4))
+        machine.run(machine.take("foreseed fleet keys"))
+        machine.run(machine.take("foreseed data shard"))
+
+        # The board, with the files that the page has copied there.
+        assert machine.run(machine.take("sudo apt install python3-venv", 4)).endswith("\nNativeEngine\n")
+        keys = machine.home / "keys"
+        copied = ("ca.crt", "device-0.crt", "device-0.key", "device-0.conf", "foreseed-device.service")
+        for file in (*(keys / name for name in copied), machine.home / "shards" / "device-00000.bin"):
+            shutil.copy(file, machine.board)
+        machine.run(machine.take("sudo useradd", 7), machine.board)
+
+        # A trial by hand.
+        assert machine.run(machine.take("sudo apt install mosquitto")).strip() == "called apt install mosquitto"
+        trial = machine.start_broker(keys / "mosquitto.conf", "trial", machine.take("/usr/sbin/mosquitto"))
+        server = machine.start(f"exec {machine.take('foreseed serve')} {quick}", "server")
+        device = machine.start(machine.take("cd /tmp", 3), "device", machine.board)
+        device.wait_until(lambda: "ready as device 0" in device.said)
+        server.wait_until(lambda: rows() > 0)
+        machine.run(machine.take("sudo apt install mosquitto-clients"))
+        seen = machine.start(f"exec {machine.take('mosquitto_sub')}", "seen")
+        seen.wait_until(lambda: re.search(r"/device-0/here \w*f5\n", seen.said))
+        for process in (seen, device, server, trial):
+            process.stop()
+        held = rows()
+
+        # The broker and the device as services, the server by its password.
+        machine.run(machine.take("sudo install -d -o mosquitto", 4))
+        service = machine.folder / "etc" / "mosquitto" / "conf.d" / "foreseed.conf"
+        broker = machine.start_broker(service, "broker", f"exec /usr/sbin/mosquitto -c {service}")
+        server = machine.start(f"exec {machine.take('foreseed serve')} {quick} --resume", "server")
+        machine.run(machine.take("sudo install -m 0644", 5), machine.board)
+        device = machine.start_unit("device")
+        server.wait_until(lambda: rows() > held)
+
+        # The board is shut out.
+        acl = machine.folder / "etc" / "mosquitto" / "foreseed" / "acl"
+        acl.write_text(f"user device-0\ntopic deny #\n\n{acl.read_text()}")
+        assert machine.lets_in("device-0")
+        machine.run(machine.take("sudo mosquitto_passwd", 2).replace("NAME", "device-0"))
+        broker.signal(SIGHUP)  # as a reload does
+        broker.wait_until(lambda: not machine.lets_in("device-0"))
+
+        assert machine.left == []
 
 
 def test_install_without_a_compiler_warns_once_and_uses_numpy(model: Path, tmp_path: Path) -> None:

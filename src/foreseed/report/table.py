@@ -79,7 +79,9 @@ def console_table(runs: Sequence[str | os.PathLike[str]]) -> Table:
     rows = summary_table(runs)
     spread = " (mean ± standard deviation over seeds)" if any(len(row.seeds) > 1 for row in rows) else ""
     table = Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0), leading=1)
-    table.caption = f"Test accuracy{spread}; FLOPs and bytes of all devices; planned memory of one, and for how many images."
+    table.caption = (
+        f"Test accuracy{spread}; FLOPs and bytes of all devices; planned memory of one, and for how many images."
+    )
     table.add_column("arm\nengine, density", overflow="fold")
     for header in ("last round\nmean of last 5", "FLOPs\ndense", "bytes up\nbytes down", "memory\nimages", "time"):
         table.add_column(header, justify="right", no_wrap=True)

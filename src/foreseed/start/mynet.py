@@ -26,5 +26,6 @@ def make(in_shape: tuple[int, int, int], classes: int) -> nn.Module:
     for layer in net:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight)
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
     return net
