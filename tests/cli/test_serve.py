@@ -37,7 +37,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> str:
     [
         (
             ["serve"],
-            "foreseed serve experiments/demo.toml --broker mqtts://broker.lan --ca ca.crt --cert server.crt --key",
+            "foreseed serve demo --broker mqtts://broker.lan --ca ca.crt --cert server.crt --key",
             {"--broker", "--ca", "--cert", "--key", "--user", "--password-file", "--insecure", "--out", "--resume"},
         ),
         (

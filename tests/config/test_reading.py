@@ -127,7 +127,7 @@ def test_a_base_that_is_missing_or_no_path_is_refused_with_the_file_that_wants_i
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     assert refusal(tmp_path / "gone.toml").startswith(f"{tmp_path / 'gone.toml'}: cannot be read (No such file")
-    assert "cannot be read (Is a directory)" in refusal(tmp_path)
+    assert f"{tmp_path}: neither a file nor an experiment that comes with foreseed" in refusal(tmp_path)
 
 
 def test_a_file_that_is_not_toml_is_refused_with_the_line(write):
@@ -176,7 +176,7 @@ FILES = sorted(EXPERIMENTS.rglob("*.toml"))
 def test_every_experiment_loads_and_opens_with_its_command(path):
     config = load(path)
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert lines[0].split("     ")[0] == f"# foreseed run {path.relative_to(EXPERIMENTS.parent).as_posix()}"
+    assert lines[0].split("     ")[0] == f"# foreseed run {path.relative_to(EXPERIMENTS).with_suffix('').as_posix()}"
     for line in lines:
         if "=" in line and not line.startswith(("#", "extends")):
             assert "  # " in line, f"{line}: no comment on its trade-off"
@@ -214,3 +214,20 @@ def test_spreading_costs_no_more_forward_passes():
     plain, spread = (load(EXPERIMENTS / f"cifar10-lenet5{end}.toml") for end in ("", "-spread"))
     assert spread.train.k / spread.train.spread == plain.train.k / plain.train.spread
     assert (spread.train.k, spread.train.spread, spread.train.lr, spread.engine) == (500, 10, 0.02, "exact")
+
+
+def test_a_shipped_experiment_is_found_by_its_name_and_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()  # a folder is no experiment
+    assert load("demo", ["rounds=7"]) == load(EXPERIMENTS / "demo.toml", ["rounds=7"])
+    assert load("paper/cifar10-lenet5-k100") == load(EXPERIMENTS / "paper" / "cifar10-lenet5-k100.toml")
+    (tmp_path / "demo").rmdir()
+    (tmp_path / "demo").write_text("rounds = 3")
+    assert load("demo").rounds == 3
+
+
+def test_an_unknown_experiment_lists_those_that_there_are():
+    said = refusal("demoo")
+    assert said.startswith("demoo: neither a file nor an experiment that comes with foreseed, which are ")
+    assert all(f"{path.relative_to(EXPERIMENTS).with_suffix('')}" in said for path in FILES)
+    assert said.endswith("; did you mean demo?")

@@ -46,8 +46,8 @@ def test_the_defaults_are_the_documented_ones():
     assert (config.method, config.seed, config.rounds, config.eval_every) == ("ntk-baffle", 0, 300, 10)
     assert (config.workers, config.engine, config.name) == (0, "difference", "")
     assert config.data.model_dump() == {
-        "set": "digits", "root": "", "partition": "dirichlet", "beta": 0.3, "classes_per_device": 2,
-        "devices": 20, "per_round": 10, "min_size": 10,
+        "set": "digits", "root": "", "size": 0, "channels": 0, "partition": "dirichlet", "beta": 0.3,
+        "classes_per_device": 2, "devices": 20, "per_round": 10, "min_size": 10,
     }  # fmt: skip
     assert config.model.model_dump() == {
         "name": "lenet5", "activation": "hardswish", "norm": "group", "init": "kaiming", "weights": "",

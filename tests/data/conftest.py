@@ -16,6 +16,14 @@ from foreseed.data.catalog import SETS, DataFile, Entry, Package, catalogue
 from tests.data.servers import FileServer, serving
 
 
+@pytest.fixture(autouse=True)
+def data_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is kept of data sets is not the user's."""
+    folder = tmp_path_factory.mktemp("kept")
+    monkeypatch.setenv("FORESEED_DATA", str(folder))
+    return folder
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")

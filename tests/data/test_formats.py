@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,7 +7,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from foreseed.data import DataError
-from foreseed.data.formats import class_folders, enlarge, read_cifar, read_class_folders, read_idx, read_npz
+from foreseed.data.formats import (
+    _npz_images,
+    class_folders,
+    enlarge,
+    list_pictures,
+    read_cifar,
+    read_idx,
+    read_npz,
+    read_pictures,
+)
 
 
 def idx(shape, content):
@@ -74,7 +85,7 @@ def test_npz_gives_back_what_was_saved(tmp_path, arrays):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("train_images", np.zeros((5, 7, 6), np.uint8), r"train_images is uint8 of shape \(5, 7, 6\); expected uint8"),
+        ("train_images", np.zeros((5, 42), np.uint8), r"train_images is uint8 of shape \(5, 42\); expected uint8"),
         ("train_images", np.zeros((5, 2, 7, 6)), "train_images is float64"),
         ("train_images", np.zeros((0, 2, 7, 6), np.uint8), "train_images is uint8 of shape"),
         ("train_images", np.zeros((5, 65, 7, 6), np.uint8), "at most 64"),
@@ -99,6 +110,43 @@ def test_a_bad_npz_array_is_named_with_what_was_expected(tmp_path, arrays, key, 
         read_npz(tmp_path / "mine.npz")
 
 
+def save_alike(path, images):
+    labels = np.arange(len(images))
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+
+
+def test_grey_images_need_no_axis_for_their_channel(tmp_path):
+    images = np.random.default_rng(3).integers(0, 256, (4, 28, 28), np.uint8)
+    save_alike(tmp_path / "grey.npz", images)
+    assert np.array_equal(read_npz(tmp_path / "grey.npz")[0], images[:, None])
+
+
+def test_channels_that_come_last_are_refused_with_the_fix_and_the_fix_works(tmp_path):
+    images = np.random.default_rng(3).integers(0, 256, (4, 24, 32, 3), np.uint8)
+    save_alike(tmp_path / "last.npz", images)
+    words = r"looks like \[images, height, width, channels\]; set data.channels = 3, .* or data.channels = 24 if"
+    with pytest.raises(DataError, match=words):
+        read_npz(tmp_path / "last.npz")
+    assert np.array_equal(read_npz(tmp_path / "last.npz", channels=3)[2], images.transpose(0, 3, 1, 2))
+    assert np.array_equal(read_npz(tmp_path / "last.npz", channels=24)[2], images)
+    with pytest.raises(DataError, match="has 5 channels neither first nor last"):
+        read_npz(tmp_path / "last.npz", channels=5)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 70), st.integers(0, 70))
+def test_images_of_any_shape_come_whole_with_the_channels_asked_for_or_not_at_all(a, b, c, channels):
+    images = np.arange(a * b * c, dtype=np.uint8).reshape(1, a, b, c)
+    try:
+        found = _npz_images(Path("x.npz"), "train_images", images, channels)
+    except DataError:
+        return
+    assert channels in (0, found.shape[1])
+    assert found.shape[1] <= 64
+    turned = images.transpose(0, 3, 1, 2)
+    assert np.array_equal(found, images) or (channels and np.array_equal(found, turned))
+
+
 def test_a_file_that_is_no_npz_is_named(tmp_path, arrays):
     np.savez(tmp_path / "good.npz", **arrays)
     (tmp_path / "short.npz").write_bytes((tmp_path / "good.npz").read_bytes()[:500])
@@ -113,6 +161,11 @@ def test_a_file_that_is_no_npz_is_named(tmp_path, arrays):
 def save(path, pixels):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
+
+
+def read_class_folders(folder, classes, channels=3, size=32):
+    files, labels = list_pictures(folder, classes)
+    return read_pictures(files, (channels, size, size)), labels
 
 
 def test_class_folders_are_read_in_order_and_exactly(tmp_path):
@@ -152,13 +205,32 @@ def test_a_photograph_on_its_side_is_turned_upright(tmp_path):
     assert images[0, :, 17:].min() > 220
 
 
-def test_a_damaged_image_is_named(tmp_path):
+def test_every_damaged_image_is_named(tmp_path):
     save(tmp_path / "a" / "1.png", np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3))
     whole = (tmp_path / "a" / "1.png").read_bytes()
-    for broken in (b"", b"text", whole[:-40]):
-        (tmp_path / "a" / "1.png").write_bytes(broken)
-        with pytest.raises(DataError, match=r"1.png: not a readable image"):
-            read_class_folders(tmp_path, ["a"])
+    for name, broken in {"2.png": b"", "3.jpg": b"text", "4.png": whole[:-40], "5.png": whole}.items():
+        (tmp_path / "a" / name).write_bytes(broken)
+    with pytest.raises(DataError) as caught:
+        read_class_folders(tmp_path, ["a"])
+    said = str(caught.value)
+    assert said.startswith("3 of 5 images cannot be read: ")
+    assert said.endswith("; replace or remove them")
+    assert [name for name in ("1.png", "2.png", "3.jpg", "4.png", "5.png") if name in said] == [
+        "2.png",
+        "3.jpg",
+        "4.png",
+    ]
+
+
+def test_images_take_the_size_and_the_channels_asked_for(tmp_path):
+    pixels = np.zeros((40, 40, 3), np.uint8)
+    pixels[..., 1] = 200
+    save(tmp_path / "a" / "green.png", pixels)
+    colour, _ = read_class_folders(tmp_path, ["a"], channels=3, size=48)
+    grey, _ = read_class_folders(tmp_path, ["a"], channels=1, size=20)
+    assert (colour.shape, grey.shape) == ((1, 3, 48, 48), (1, 1, 20, 20))
+    assert colour[0, :, 5, 5].tolist() == [0, 200, 0]
+    assert (grey == 117).all()  # 0.587 of the green
 
 
 def test_a_class_without_images_is_named(tmp_path):

@@ -1,4 +1,7 @@
-"""What docs/deploy.md and deploy/ tell a user to type and to expect is what the programs take and say."""
+"""What docs/deploy.md and deploy/ tell a user to type and to expect is what the programs take and say.
+
+`tests/test_install.py` runs every command of the page.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +80,3 @@ def test_the_unit_starts_what_is_installed_and_rests_after_a_mistake() -> None:
     assert agent.main(["--nonsense"]) == int(unit["Service"]["RestartPreventExitStatus"])
     # The state file lies where the unit may write: the working folder, by default.
     assert unit["Service"]["WorkingDirectory"] == f"/var/lib/{unit['Service']['StateDirectory']}"
-
-
-def test_links_of_the_page_lead_somewhere() -> None:
-    targets = re.findall(r"\]\((\.\./[^)]*)\)", PAGE)
-    assert targets
-    assert all((ROOT / "docs" / target).exists() for target in targets)

@@ -50,7 +50,8 @@ def test_a_new_folder_has_all_that_a_fleet_needs(tmp_path: Path) -> None:
     broker = {
         f"mosquitto/{name}" for name in ("acl", "broker.crt", "broker.key", "ca.crt", "foreseed.conf", "passwords")
     }
-    assert set(contents(folder)) == names | broker | {"ca.crt", "ca.key", "mosquitto.conf"}
+    device = {"a.conf", "b.c_d-1.conf", "foreseed-device.service"}
+    assert set(contents(folder)) == names | broker | device | {"ca.crt", "ca.key", "mosquitto.conf"}
     assert (folder / "mosquitto" / "ca.crt").read_bytes() == (folder / "ca.crt").read_bytes()
 
 
@@ -137,7 +138,7 @@ def test_devices_are_added_and_all_else_is_left_alone(folder: Path) -> None:
     before = contents(folder)
     added = make_keys(folder, ["device-1", "device-2"])
     assert added == KeysResult(("device-2",), ("server", "device-1"), HOSTS)
-    new = {f"device-2.{kind}" for kind in ("crt", "key", "password")}
+    new = {f"device-2.{kind}" for kind in ("conf", "crt", "key", "password")}
     assert changed(before, folder) == new | {"mosquitto/passwords"}
     passwords = (folder / "mosquitto" / "passwords").read_text()
     assert passwords.startswith(before["mosquitto/passwords"].decode())
@@ -297,11 +298,19 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
             make_keys(place, [])
 
 
-def test_what_is_in_deploy_is_what_is_shipped() -> None:
-    for name in ("mosquitto.conf", "acl"):
-        shipped = ROOT / "src" / "foreseed" / "fleet" / "mosquitto" / name
-        assert (ROOT / "deploy" / "mosquitto" / name).read_bytes() == shipped.read_bytes()
-        assert shipped.stat().st_size > 400
+def test_every_device_has_arguments_of_its_own_for_the_shipped_unit(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["roof", "cellar"], ["192.168.1.10"])
+    make_keys(tmp_path / "six", ["roof"], ["::1"])
+    shipped = (ROOT / "deploy" / "foreseed-device.service").read_bytes()
+    assert (tmp_path / "keys" / "foreseed-device.service").read_bytes() == shipped
+    roof, cellar = ((tmp_path / "keys" / f"{name}.conf").read_text() for name in ("roof", "cellar"))
+    assert 'ARGUMENTS="--broker mqtts://192.168.1.10 --name roof --shard' in roof
+    assert "--broker mqtts://192.168.1.10:8884 --name cellar" in cellar
+    assert "--user cellar " in cellar
+    assert "--broker mqtts://[::1] --name roof" in (tmp_path / "six" / "roof.conf").read_text()
+    (tmp_path / "keys" / "roof.conf").write_text("changed")
+    make_keys(tmp_path / "keys", ["roof"])
+    assert (tmp_path / "keys" / "roof.conf").read_text() == "changed"
 
 
 def test_the_command_makes_keys_and_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def test_activations_of_unusual_nets_are_what_autograd_saves(name: str) -> None:
 
 
 def test_parts_of_a_training_step() -> None:
-    model = models.build("lenet5", (3, 32, 32), 10)
+    model = models.build("lenet5", (3, 32, 32), 10, activation="relu")
     program, _ = models.compile(model)
     memory = planned_bp_bytes(program, 32, momentum=True)
     assert memory == BpMemory(parameters=4 * 62_006, gradients=4 * 62_006, optimiser=4 * 62_006, activations=1_832_964)

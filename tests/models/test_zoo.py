@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from foreseed import models
+from foreseed.config import Model
 from foreseed.engine.program import Kind
 from foreseed.models import ModelError, UnknownModelError
 from tests.models.agreement import assert_same_logits, random_mask
@@ -41,10 +44,10 @@ def test_parameters_and_macs_are_the_published_ones(
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("lenet5", {}),
+        ("lenet5", {"activation": "relu"}),
         ("lenet5", {"activation": "hardswish"}),
-        ("lenet5-wide", {}),
-        ("resnet20", {"norm": "batch"}),
+        ("lenet5-wide", {"activation": "relu"}),
+        ("resnet20", {"norm": "batch", "activation": "relu"}),
         ("resnet20", {"norm": "group", "activation": "hardswish"}),
     ],
 )
@@ -191,3 +194,26 @@ def test_a_path_that_leads_to_no_model_is_refused(path: str, error: type[ModelEr
     with pytest.raises(error) as caught:
         models.build(path, (3, 32, 32), 10)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_model_is_found_in_the_current_folder_too_and_the_search_path_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "helper_in_a_folder.py").write_text("width = 5")
+    (tmp_path / "model_in_a_folder.py").write_text(
+        "from torch import nn\ndef make():\n    from helper_in_a_folder import width\n    return nn.Linear(width, 2)\n"
+    )
+    before = list(sys.path)
+    with pytest.raises(UnknownModelError, match="start foreseed in the folder that holds it"):
+        models.build("model_in_a_folder:make", (1, 1, 5), 2)
+    monkeypatch.chdir(tmp_path)
+    assert models.build("model_in_a_folder:make", (1, 1, 5), 2).in_features == 5
+    assert sys.path == before
+
+
+def test_models_have_the_defaults_of_an_experiment() -> None:
+    wanted = Model().model_dump(include={"activation", "norm", "init"})
+    for make in (models.build, *models.MODELS.values()):
+        given = {name: parameter.default for name, parameter in signature(make).parameters.items()}
+        assert {name: given[name] for name in wanted if name in given}.items() <= wanted.items()
+        assert {"activation", "init"} <= given.keys()

@@ -19,9 +19,9 @@ SHAPE = (3, 32, 32)
 MODELS = {
     "lenet5": {"name": "lenet5", "activation": "relu"},
     "lenet5 with hardswish": {"name": "lenet5", "activation": "hardswish"},
-    "lenet5-wide": {"name": "lenet5-wide"},
-    "resnet20 with GroupNorm": {"name": "resnet20", "norm": "group"},
-    "resnet20 with BatchNorm": {"name": "resnet20", "norm": "batch"},
+    "lenet5-wide": {"name": "lenet5-wide", "activation": "relu"},
+    "resnet20 with GroupNorm": {"name": "resnet20", "activation": "relu", "norm": "group"},
+    "resnet20 with BatchNorm": {"name": "resnet20", "activation": "relu", "norm": "batch"},
 }
 
 

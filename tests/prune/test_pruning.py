@@ -107,7 +107,7 @@ def test_density_one_returns_all_ones_without_work() -> None:
 
 
 def test_random_is_uniform_over_all_weights_and_magnitude_keeps_the_largest() -> None:
-    model = build("lenet5", CIFAR, 10)
+    model = build("lenet5", CIFAR, 10, activation="relu")
     chance = foresight(model, 0.2, pruner="random", input_shape=CIFAR)
     # Four standard deviations of the smallest layer's share.
     assert all(share == pytest.approx(0.2, abs=0.08) for share in chance.densities.values())
@@ -136,7 +136,7 @@ def test_ntk_rand_never_looks_at_device_data() -> None:
 
 
 def test_dead_units_score_zero_in_one_draw_and_yet_nothing_collapses() -> None:
-    model = build("lenet5", CIFAR, 10)
+    model = build("lenet5", CIFAR, 10, activation="relu")
     mask = dense_mask(model)
     scores = ntk_rand(model, mask, Settings(CIFAR, redraws=1), 1).scores
     zeros = sum(int((score == 0).sum()) for score in scores.values()) / count(mask)
@@ -159,9 +159,12 @@ def clear_of(samples: list[float], bound: float) -> float:
 def test_lenet5_at_a_tenth_keeps_its_convs_and_thins_its_linear_layers() -> None:
     seeds = range(4)
     results = [
-        foresight(build("lenet5", CIFAR, 10, seed=seed), 0.1, input_shape=CIFAR, iterations=20, batch=20, seed=seed)
+        foresight(
+            build("lenet5", CIFAR, 10, activation="relu", seed=seed), 0.1,
+            input_shape=CIFAR, iterations=20, batch=20, seed=seed,
+        )
         for seed in seeds
-    ]
+    ]  # fmt: skip
     names = ["conv1", "conv2", "fc1", "fc2", "fc3"]
     shares = {name: [r.densities[f"{name}.weight"] for r in results] for name in names}
     assert clear_of(shares["conv1"], 0.5) > 3
@@ -186,14 +189,14 @@ def mac_ratios(name: str, classes: int, iterations: int, **options: str) -> list
 
 @pytest.mark.slow
 def test_lenet5_wide_at_a_fifth_keeps_most_of_its_flops() -> None:
-    ratios = mac_ratios("lenet5-wide", 10, 10)
+    ratios = mac_ratios("lenet5-wide", 10, 10, activation="relu")
     assert clear_of(ratios, 0.5) > 3
     assert max(ratios) < 0.727, "more than with all convolutions kept"
 
 
 @pytest.mark.slow
 def test_resnet20_at_a_fifth_keeps_less_than_half_of_its_flops_and_more_than_its_share() -> None:
-    ratios = mac_ratios("resnet20", 100, 5, norm="batch")
+    ratios = mac_ratios("resnet20", 100, 5, norm="batch", activation="relu")
     assert clear_of(ratios, 0.5) < -3
     assert clear_of(ratios, 0.2) > 3
 

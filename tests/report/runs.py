@@ -90,7 +90,7 @@ def write_run(
             planned_bytes=planned,
             observed_bytes=None if bp else planned - 1_200,
             process_peak_bytes=(310_000_000 if bp else 19_400_000) if process else None,
-            batch=32,
+            batch=32 if bp else 1,
             note="one device",
         ),
         layers=tuple(layers),

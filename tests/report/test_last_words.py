@@ -34,7 +34,9 @@ def test_the_demo_is_told_in_six_sentences(tmp_path):
     assert reached.startswith(
         "ntk-baffle reached 94.1 % (mean of the last 5 tests) with forward passes alone: a device needs "
     )
-    assert reached.endswith("of memory, fedavg’s backpropagation 2.99 MB.")
+    assert reached.endswith(
+        "of memory for an image at a time, fedavg’s backpropagation 2.99 MB for 32 images at a time."
+    )
     assert learner.startswith("fedavg came to 97.0 %, 2.9 points more than ntk-baffle; it took 0.")
     assert dense.startswith("baffle, which keeps every weight, came to 87.1 %, 7.0 points less than ntk-baffle; ")
     assert control.startswith(

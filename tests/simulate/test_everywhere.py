@@ -23,7 +23,7 @@ FUSED = [name for name in native.isas() if name != "plain"] or ["plain"]
 
 def run_as(folder: Path, isa: str, chosen: str) -> bytes:
     """All that a run in a process of its own comes to, round by round."""
-    words = ["run", "experiments/demo.toml", *SETTINGS, "--out", str(folder), "--quiet"]
+    words = ["run", "demo", *SETTINGS, "--out", str(folder), "--quiet"]
     environment = os.environ | {"FORESEED_ISA": isa, "ATEN_CPU_CAPABILITY": chosen}
     command = [sys.executable, "-m", "foreseed.cli", *words]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)

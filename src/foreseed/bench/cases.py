@@ -91,7 +91,7 @@ def parse_names(names: str | None) -> list[str]:
 
 def make_model(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """A case's model, pruned, and its mask: the same every time."""
-    model = build(CASES[name].model, SHAPE, 10, norm="group").eval()
+    model = build(CASES[name].model, SHAPE, 10, activation="relu", norm="group").eval()
     mask = _mask(model, CASES[name].densities)
     with torch.no_grad():
         for weight, live in mask.items():

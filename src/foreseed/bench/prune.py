@@ -19,8 +19,8 @@ from foreseed.prune.saliency import Batch, draw_pair, mask_gradient, working_cop
 MODELS: dict[str, dict[str, Any]] = {
     "lenet5-relu": {"name": "lenet5", "activation": "relu"},
     "lenet5-hardswish": {"name": "lenet5", "activation": "hardswish"},
-    "resnet20-group": {"name": "resnet20", "norm": "group"},
-    "resnet20-batch": {"name": "resnet20", "norm": "batch"},
+    "resnet20-group": {"name": "resnet20", "activation": "relu", "norm": "group"},
+    "resnet20-batch": {"name": "resnet20", "activation": "relu", "norm": "batch"},
 }
 _SHAPE = (3, 32, 32)
 _DEFAULTS = Settings(_SHAPE)

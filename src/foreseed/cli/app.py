@@ -14,6 +14,7 @@ from foreseed import __version__
 from foreseed.cli import bench, data, experiment, serve, trained
 from foreseed.cli.doctor import doctor
 from foreseed.cli.fleet import fleet_app
+from foreseed.cli.init import init
 from foreseed.engine.errors import ForeseedError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(init)
 app.command()(experiment.run)
 app.command()(experiment.compare)
 app.command()(experiment.prune)

@@ -64,16 +64,18 @@ def get(
 def info(
     name: Annotated[str, typer.Argument(help="The data set, a folder of images, or an .npz file.")],
     root: Root = None,
+    size: Annotated[int, typer.Option(min=0, help="As data.size of an experiment.")] = 0,
+    channels: Annotated[int, typer.Option(min=0, help="As data.channels of an experiment.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Shape, classes and sizes of a data set.
+    """Shape, classes and sizes of a data set, and what is made of images of your own.
 
-    Example: foreseed data info digits
+    Example: foreseed data info ./photos --size 64
     """
-    found = data.load(name, root)
+    found = data.load(name, root, size, channels)
     facts = {
-        "name": found.name, "shape": found.shape, "classes": found.classes, "train": len(found.train_labels),
-        "test": len(found.test_labels), "mean": found.mean, "std": found.std,
+        "name": found.name, "from": data.origin(name, size, channels), "shape": found.shape, "classes": found.classes,
+        "train": len(found.train_labels), "test": len(found.test_labels), "mean": found.mean, "std": found.std,
     }  # fmt: skip
     if as_json:
         print(json.dumps(facts))
@@ -89,13 +91,13 @@ def shard(
 ) -> None:
     """Write one file a device, as the experiment's partition says, with a picture of the partition.
 
-    Example: foreseed data shard experiments/demo.toml data.devices=5 --out shards
+    Example: foreseed data shard demo data.devices=5 --out shards
     """
     from foreseed.cli.experiment import config_of
     from foreseed.simulate.population import partition_of
 
     config = config_of(words or [])
-    dataset = data.load(config.data.set, config.data.root or None)
+    dataset = data.load(*config.data.source)
     partition = partition_of(config, dataset.train_labels)
     index = data.write_shards(dataset, partition, out)
     data.picture(partition, dataset.classes, out / "partition.png")

@@ -16,7 +16,10 @@ from foreseed.engine import Program
 
 # Heavy rooms (torch, matplotlib) are imported by the commands that need them: `--help` stays quick.
 
-Words = Annotated[list[str] | None, typer.Argument(help="An experiment file (.toml), then key=value overrides.")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(help="An experiment (a .toml file, or the name of a shipped one, such as demo), then key=value."),
+]
 Out = Annotated[Path | None, typer.Option(help="The run folder; runs/NAME if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
 Track = Annotated[
@@ -38,10 +41,12 @@ def run(
 ) -> None:
     """Run one experiment: prune, train, report.
 
-    Example: foreseed run experiments/demo.toml train.k=100 --out runs/k100
+    Example: foreseed run demo train.k=100 --out runs/k100
     """
     config = config_of(tracked(words, track))
     folder = out or Path("runs") / config.run_name
+    if not (quiet or as_json):
+        announce(config, folder, words or [])
     summary = _one(config, folder, resume, quiet or as_json, like)
     finish([folder], folder, as_json, summary, explained=not quiet)
 
@@ -60,7 +65,7 @@ def compare(
 ) -> None:
     """Run several arms on the same data, partition and initial weights, and report on all of them.
 
-    Example: foreseed compare --methods ntk-baffle,baffle,fedavg experiments/demo.toml --seeds 0,1,2
+    Example: foreseed compare --methods ntk-baffle,baffle,fedavg demo --seeds 0,1,2
     """
     runs = _arms(tracked(words, track), methods, seeds)
     folder = out or Path("runs") / "-vs-".join(dict.fromkeys(arm.method for arm in runs))
@@ -91,7 +96,7 @@ def prune(
 ) -> None:
     """Choose which weights live, before any training, and write the mask.
 
-    Example: foreseed prune experiments/demo.toml prune.density=0.2 --out mask.npz
+    Example: foreseed prune demo prune.density=0.2 --out mask.npz
     """
     from foreseed.prune import save_mask
     from foreseed.simulate import prepare
@@ -158,6 +163,24 @@ def tracked(words: list[str] | None, track: str) -> list[str]:
 def config_of(words: list[str]) -> Config:
     """The one experiment that a command line gives."""
     return load(*file_and_overrides(words))
+
+
+def announce(config: Config, folder: Path, words: list[str]) -> None:
+    """Say what is about to be run, and how to choose something else if nothing was chosen."""
+    console, d = Console(stderr=True, markup=False, highlight=False), config.data
+    if not _split(words)[0]:
+        console.print(
+            "no experiment given, so all is as by default; foreseed run demo is a tuned one, foreseed init DIR "
+            "writes one of your own",
+            soft_wrap=True,
+        )
+    density = config.effective_density
+    pruned = f" with {100 * density:g} % of its weights" if density < 1 else ""
+    console.print(
+        f"{config.run_name}: {config.method} trains {config.model.name}{pruned} on {d.set}, {config.rounds} rounds, "
+        f"{d.per_round} of {d.devices} devices in each; in {folder}",
+        soft_wrap=True,
+    )
 
 
 def _split(words: list[str]) -> tuple[list[Path], list[str]]:

@@ -34,7 +34,7 @@ def serve(
 ) -> None:
     """Run one experiment on a fleet of real devices, each of them a foreseed-device.
 
-    Example: foreseed serve experiments/demo.toml --broker mqtts://broker.lan --ca ca.crt --cert server.crt
+    Example: foreseed serve demo --broker mqtts://broker.lan --ca ca.crt --cert server.crt
     --key server.key
     """
     from foreseed.cli.devices import DeviceTable

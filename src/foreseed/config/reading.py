@@ -10,6 +10,7 @@ from typing import Any
 
 from foreseed.config.errors import ConfigError, fields
 from foreseed.config.schema import Config, merge, nested
+from foreseed.config.shipped import find
 
 _COMMAND_LINE = "command line"
 
@@ -17,6 +18,7 @@ _COMMAND_LINE = "command line"
 def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read an experiment file (None: all defaults) and apply overrides such as "train.k=100" to it.
 
+    A name such as "demo" is that of an experiment that comes with the package, unless there is a file of that name.
     A file may name another that it builds on, `extends = "base.toml"`, relative to itself; its own keys win. The
     value of an override is TOML; what is no TOML value is taken as text, so that quotes are seldom needed.
     """
@@ -33,7 +35,7 @@ def _files(path: str | os.PathLike[str] | None) -> list[tuple[str, dict[str, Any
     """The content of a file and of all that it extends, the most basic first."""
     chain: list[tuple[str, dict[str, Any]]] = []
     seen: set[Path] = set()
-    here = None if path is None else Path(path)
+    here = None if path is None else find(path)
     while here is not None:
         wanted_by = f"{chain[0][0]}: extends " if chain else ""
         if here.resolve() in seen:

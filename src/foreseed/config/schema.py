@@ -59,6 +59,18 @@ class Data(Table):
         description="digits is built in and quick, cifar10 and cifar100 are the paper's; or ./folder or file.npz",
     )
     root: str = Field(default="", description='where data sets lie; "" = $FORESEED_DATA, or the cache')
+    size: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="height and width of a folder's images: more show more, at a cost that grows as the square; 0 = 32",
+    )
+    channels: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="of a folder's images: 1 is grey and cheaper, 3 is RGB, 0 = 3; of an .npz file, if they come last",
+    )
     partition: Literal["dirichlet", "iid", "k-classes"] = Field(
         default="dirichlet",
         description="dirichlet: uneven, the paper's; iid: the easy case; k-classes: few classes a device",
@@ -72,6 +84,11 @@ class Data(Table):
     min_size: Count = Field(
         default=10, description="dirichlet: fewest images of a device; more steady the round, but even the shares out"
     )
+
+    @property
+    def source(self) -> tuple[str, str | None, int, int]:
+        """What `foreseed.data.load` takes."""
+        return self.set, self.root or None, self.size, self.channels
 
     @field_validator("set")
     @classmethod

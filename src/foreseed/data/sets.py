@@ -10,14 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from foreseed.data.catalog import SETS, DataFile, Entry
+from foreseed.data.decoded import decoded
 from foreseed.data.errors import DataError
 from foreseed.data.files import reading
-from foreseed.data.formats import Bytes, class_folders, enlarge, read_cifar, read_class_folders, read_idx, read_npz
+from foreseed.data.formats import Bytes, class_folders, enlarge, list_pictures, read_cifar, read_idx, read_npz, sizes_of
 from foreseed.data.store import data_root, read_member, where
 
 _TEST_SHARE = 5
 """Where a set has no test images of its own, one image in five becomes one."""
 _SPLIT_SEED = 0
+_SIZE, _CHANNELS = 32, 3
+"""What a folder's images become if nothing else is asked for: the size of CIFAR and of the built-in models' input."""
 _LABEL_BYTES = {"cifar10": 1, "cifar100": 2}
 
 
@@ -64,16 +67,18 @@ class Dataset:
         return HeldOut(self.test_images, self.test_labels, self.classes, self.mean, self.std)
 
 
-def load_held_out(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> HeldOut:
+def load_held_out(
+    name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, size: int = 0, channels: int = 0
+) -> HeldOut:
     """The test images of a data set that `load` knows; no training image need be there.
 
     Where they are, they give the normalisation, so that a server has that of a simulation; elsewhere the test images
     do. Without training images a set is its test files alone, a folder with test/, or an .npz file with test arrays.
     """
     try:
-        return load(name, root).held_out
+        return load(name, root, size, channels).held_out
     except DataError:
-        if (found := _test_alone(name, root)) is None:
+        if (found := _test_alone(name, root, size, channels)) is None:
             raise
     images, labels, names = found
     mean, std = _moments(images)
@@ -81,13 +86,13 @@ def load_held_out(name: str | os.PathLike[str], root: str | os.PathLike[str] | N
 
 
 def _test_alone(
-    name: str | os.PathLike[str], root: str | os.PathLike[str] | None
+    name: str | os.PathLike[str], root: str | os.PathLike[str] | None, size: int, channels: int
 ) -> tuple[Bytes, Bytes, tuple[str, ...] | None] | None:
     """Test images, labels and the classes' names (if they have any) of a set without training images."""
     if isinstance(name, str) and name in SETS:
         entry = SETS[name]
         folder = data_root(root) / entry.name
-        if entry.layout == "built-in" or not folder.is_dir():
+        if entry.layout == "built-in" or size or channels or not folder.is_dir():
             return None
         if entry.layout == "idx":
             images, labels = (read_idx(read_member(folder, member), member.name) for member in entry.members[2:])
@@ -95,12 +100,13 @@ def _test_alone(
         return (*_cifar_batch(folder, entry, entry.members[-1]), entry.classes)
     path = Path(name).expanduser()
     with reading(path):
-        if path.is_file():
-            images, labels = read_npz(path, ["test"])
+        if path.is_file() and not size:
+            images, labels = read_npz(path, ["test"], channels)
             return images, labels, None
         if (path / "test").is_dir() and not (path / "train").is_dir():
             classes = class_folders(path / "test")
-            return (*read_class_folders(path / "test", classes), tuple(classes))
+            files, labels = list_pictures(path / "test", classes)
+            return decoded(path / "test", files, *_picture_shape(size, channels), root), labels, tuple(classes)
     return None
 
 
@@ -108,7 +114,9 @@ def _cifar_batch(folder: Path, entry: Entry, member: DataFile) -> tuple[Bytes, B
     return read_cifar(read_member(folder, member), _LABEL_BYTES[entry.layout], member.name)
 
 
-def load(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
+def load(
+    name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None, size: int = 0, channels: int = 0
+) -> Dataset:
     """Load a data set: one of the names in `SETS`, a folder of images, or an .npz file.
 
     - `digits`: scikit-learn's 8x8 handwritten digits, enlarged to 32x32 with the grey in all three channels (so
@@ -116,25 +124,53 @@ def load(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = Non
     - `mnist`, `fashion-mnist`: one channel, the 28x28 images in a black margin that makes them 32x32.
     - `cifar10`, `cifar100`: as published, 3x32x32; CIFAR-100 with its 100 fine labels.
     - a folder: `<folder>/<class>/*.png|jpg`, or the same in `<folder>/train` and `<folder>/test`. Without the two,
-      one image in five is set aside for testing, always the same ones. Images become RGB of 32x32.
-    - an .npz file with train_images, train_labels, test_images and test_labels, of any image size.
+      one image in five is set aside for testing, always the same ones. Images become RGB of 32x32, or of `size`, or
+      grey with one of `channels`; they are decoded once, and kept under the root.
+    - an .npz file with train_images, train_labels, test_images and test_labels, of any image size; where channels
+      come last, `channels` says how many there are.
 
     Files are checked as they are read; nothing is downloaded here (`get` does that).
     """
     if isinstance(name, str) and name in SETS:
         entry = SETS[name]
+        if size or channels:
+            raise DataError(f"data set {name} is used as published; leave out data.size and data.channels")
         return _digits(entry) if entry.layout == "built-in" else _published(entry, root)
     path = Path(name).expanduser()
     with reading(path):
         if path.is_dir():
-            return _folder(path)
+            return _folder(path, root, *_picture_shape(size, channels))
         if path.is_file():
-            train, train_labels, test, test_labels = read_npz(path)
+            if size:
+                raise DataError(f"{path}: an .npz file's images keep their size; resize them there, without data.size")
+            train, train_labels, test, test_labels = read_npz(path, channels=channels)
             return _dataset(path.stem, train, train_labels, test, test_labels)
     raise DataError(
         f"no data set {os.fspath(name)!r}: expected one of {', '.join(SETS)}, "
         "or the path of a folder of images or of an .npz file"
     )
+
+
+def origin(name: str | os.PathLike[str], size: int = 0, channels: int = 0) -> str:
+    """Where the images of a data set come from, and what is made of them."""
+    path = Path(name).expanduser()
+    if isinstance(name, str) and name in SETS:
+        return SETS[name].summary
+    if not path.is_dir():
+        return "the arrays of the file"
+    with reading(path):
+        parts = [path / part for part in ("train", "test") if (path / part).is_dir()] or [path]
+        files = [file for part in parts for file in list_pictures(part, class_folders(part))[0]]
+        colours, side = _picture_shape(size, channels)
+        made = f"{'grey' if colours == 1 else 'RGB'} of {side}x{side} (data.size and data.channels change that)"
+        return f"{len(files):,} files of {sizes_of(files)}, made {made}"
+
+
+def _picture_shape(size: int, channels: int) -> tuple[int, int]:
+    """Channels and size of a folder's images."""
+    if channels not in (0, 1, 3):
+        raise DataError(f"data.channels = {channels}: images of a folder are made grey or RGB; set 1 or 3")
+    return channels or _CHANNELS, size or _SIZE
 
 
 def _digits(entry: Entry) -> Dataset:
@@ -171,7 +207,7 @@ def _pad(images: Bytes) -> Bytes:
     return np.pad(images, ((0, 0), (2, 2), (2, 2)))[:, None]
 
 
-def _folder(path: Path) -> Dataset:
+def _folder(path: Path, root: str | os.PathLike[str] | None, channels: int, size: int) -> Dataset:
     train, test = path / "train", path / "test"
     if train.is_dir() != test.is_dir():
         raise DataError(f"{path} has only one of train/ and test/; give it both, or the class folders alone")
@@ -180,14 +216,16 @@ def _folder(path: Path) -> Dataset:
         classes = class_folders(train)
         if class_folders(test) != classes:
             raise DataError(f"{path}: train/ and test/ have different class folders; give them the same")
-        arrays = (*read_class_folders(train, classes), *read_class_folders(test, classes))
-        return _dataset(name, *arrays, tuple(classes))
+        (files, labels), (test_files, test_labels) = (list_pictures(part, classes) for part in (train, test))
+        images = decoded(path, [*files, *test_files], channels, size, root)
+        n = len(files)
+        return _dataset(name, images[:n], labels, images[n:], test_labels, tuple(classes))
     classes = class_folders(path)
-    images, labels = read_class_folders(path, classes)
+    files, labels = list_pictures(path, classes)
     few = np.flatnonzero(np.bincount(labels) < 2)
     if len(few):
         raise DataError(f"{path}: class {classes[few[0]]!r} has one image; expected at least 2, to train and to test")
-    return _dataset(name, *_split(images, labels), tuple(classes))
+    return _dataset(name, *_split(decoded(path, files, channels, size, root), labels), tuple(classes))
 
 
 def _split(images: Bytes, labels: Bytes) -> tuple[Bytes, Bytes, Bytes, Bytes]:

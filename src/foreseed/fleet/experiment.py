@@ -35,5 +35,5 @@ def run_served(
 
 
 def _make(config: Config, watch: Watch | None) -> Task:
-    tests = load_held_out(config.data.set, config.data.root or None)
+    tests = load_held_out(*config.data.source)
     return make_task(config, tests, prune_watch(config, watch))

@@ -2,6 +2,7 @@
 
 A folder of keys holds `ca.crt` and `ca.key`; for `server` and each device `NAME.crt`, `NAME.key` and `NAME.password`;
 `mosquitto/`, all that the broker's machine needs; and `mosquitto.conf`, which runs the broker on the folder itself.
+`foreseed-device.service` and each device's `NAME.conf` are what systemd starts the device with.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HOSTS = ("localhost", "127.0.0.1", "::1")
 INSTALLED = "/etc/mosquitto/foreseed"
 """Where the shipped configuration expects what is in `mosquitto/`."""
 
-_RESERVED = (SERVER, "ca")
+_RESERVED = (SERVER, "ca", "mosquitto")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _MAX_DAYS = 3650
 # Passwords are 24 random bytes, which no number of iterations makes harder to guess; this is mosquitto's own.
@@ -95,7 +96,7 @@ def make_keys(
                 _make_broker(target / "mosquitto", authority, for_hosts, until)
             if missing:
                 _make_identities(target, authority, missing, until)
-            _configure(target)
+            _configure(target, [identity.name for identity in identities if identity.name != SERVER], for_hosts[0])
     except OSError as error:
         raise KeysError(f"{error.filename}: {error.strerror}; give a folder that you may write to") from None
     made = dict.fromkeys(identity.name for identity in missing)
@@ -236,16 +237,19 @@ def _hashed(password: str) -> str:
     return f"$7${_ITERATIONS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"
 
 
-def _configure(folder: Path) -> None:
-    """Write the broker's configuration where there is none: its owner may have changed it."""
-    shipped = resources.files("foreseed.fleet") / "mosquitto"
-    config = (shipped / "mosquitto.conf").read_text()
-    here = config.replace(INSTALLED, str((folder / "mosquitto").resolve()))
+def _configure(folder: Path, devices: Sequence[str], host: str) -> None:
+    """Write the broker's and the devices' configuration where there is none: its owner may have changed it."""
+    shipped = resources.files("foreseed") / "deploy"
+    broker, device = ((shipped / name).read_text() for name in ("mosquitto/mosquitto.conf", "device.conf"))
+    here = broker.replace(INSTALLED, str((folder / "mosquitto").resolve()))
     here = here.replace("user mosquitto\n", f"user {_current_user()}\n")
+    device = device.replace("broker.example.org", f"[{host}]" if ":" in host else host)
     for path, text in (
-        (folder / "mosquitto" / "acl", (shipped / "acl").read_text()),
-        (folder / "mosquitto" / "foreseed.conf", config),
+        (folder / "mosquitto" / "acl", (shipped / "mosquitto" / "acl").read_text()),
+        (folder / "mosquitto" / "foreseed.conf", broker),
         (folder / "mosquitto.conf", here),
+        (folder / "foreseed-device.service", (shipped / "foreseed-device.service").read_text()),
+        *((folder / f"{name}.conf", device.replace("device-0", name)) for name in devices),
     ):
         if not path.exists():
             write_whole(path, text.encode())

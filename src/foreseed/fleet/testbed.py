@@ -109,7 +109,7 @@ class Testbed:
         """Shards, keys and the broker, for the first arm; the others share them."""
         shards = self.folder / "shards"
         if not shards.exists():
-            write_shards(load_data(config.data.set, config.data.root or None), population.partition, shards)
+            write_shards(load_data(*config.data.source), population.partition, shards)
         if self._url:
             return
         if self.secure:

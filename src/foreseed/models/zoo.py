@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import pairwise
@@ -23,7 +26,12 @@ Array = npt.NDArray[Any]
 
 
 def lenet5(
-    in_shape: Shape = (3, 32, 32), classes: int = 10, *, activation: str = "relu", init: str = "kaiming", seed: int = 0
+    in_shape: Shape = (3, 32, 32),
+    classes: int = 10,
+    *,
+    activation: str = "hardswish",
+    init: str = "kaiming",
+    seed: int = 0,
 ) -> nn.Module:
     """Make the classic LeNet-5: two 5x5 convs, each with a 2x2 max pool, then 120, 84 and `classes` units.
 
@@ -33,7 +41,12 @@ def lenet5(
 
 
 def lenet5_wide(
-    in_shape: Shape = (3, 32, 32), classes: int = 10, *, activation: str = "relu", init: str = "kaiming", seed: int = 0
+    in_shape: Shape = (3, 32, 32),
+    classes: int = 10,
+    *,
+    activation: str = "hardswish",
+    init: str = "kaiming",
+    seed: int = 0,
 ) -> nn.Module:
     """Make LeNet-5 as FedDST has it: 3x3 max pools with stride 1, so the first linear layer is 16 times wider.
 
@@ -49,8 +62,8 @@ def resnet20(
     in_shape: Shape = (3, 32, 32),
     classes: int = 10,
     *,
-    norm: str = "batch",
-    activation: str = "relu",
+    norm: str = "group",
+    activation: str = "hardswish",
     init: str = "kaiming",
     seed: int = 0,
 ) -> nn.Module:
@@ -68,38 +81,45 @@ def build(
     in_shape: Shape,
     classes: int,
     *,
-    activation: str = "relu",
+    activation: str = "hardswish",
     norm: str = "group",
     init: str = "kaiming",
     seed: int = 0,
 ) -> nn.Module:
     """Make a model by name: the same weights for the same seed on every machine; torch's global generator is kept.
 
-    Names: `lenet5`, `lenet5-wide`, `resnet20`, or `package.module:factory` for a model of your own: a function or class
-    that is given `in_shape` and `classes` if it has parameters of these names, and needs nothing else (its weights are
-    as portable as what it draws them with; torch's generator is seeded for it). `activation`,
-    `norm` and `init` are for the named models; your own sees to them itself.
+    Names: `lenet5`, `lenet5-wide`, `resnet20`, or `package.module:factory` for a model of your own, installed or in the
+    current folder: a function or class that is given `in_shape` and `classes` if it has parameters of these names, and
+    needs nothing else (its weights are as portable as what it draws them with; torch's generator is seeded for it).
+    `activation`, `norm` and `init` are for the named models, with the defaults of an experiment; your own sees to them
+    itself.
     """
     options = {"in_shape": tuple(in_shape), "classes": classes}
-    if ":" in name:
-        factory = _own_factory(name)
-    else:
-        factory = _choose("model", name, MODELS, UnknownModelError, "; for your own write package.module:factory")
-        options |= {"activation": activation, "norm": norm, "init": init, "seed": seed}
+    with _current_folder_too():
+        if ":" in name:
+            factory = _own_factory(name)
+        else:
+            factory = _choose("model", name, MODELS, UnknownModelError, "; for your own write package.module:factory")
+            options |= {"activation": activation, "norm": norm, "init": init, "seed": seed}
+        model = _made(name, factory, options, seed)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model {name!r}: made a {type(model).__name__}, expected a torch.nn.Module; return the model")
+    return model
+
+
+def _made(name: str, factory: Callable[..., Any], options: Mapping[str, Any], seed: int) -> Any:
+    """What a factory returns, given those of the options that it asks for."""
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             wanted = inspect.signature(factory).parameters
-            model = factory(**{key: value for key, value in options.items() if key in wanted})
+            return factory(**{key: value for key, value in options.items() if key in wanted})
     except ModelError:
         raise
     except Exception as error:  # a user's own factory may fail in any way
         raise ModelError(
             f"model {name!r}: its factory failed ({error}); it may take in_shape and classes, and nothing else"
         ) from error
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"model {name!r}: made a {type(model).__name__}, expected a torch.nn.Module; return the model")
-    return model
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"lenet5": lenet5, "lenet5-wide": lenet5_wide, "resnet20": resnet20}
@@ -210,13 +230,26 @@ def _choose(what: str, name: str, table: Mapping[str, _T], error: type[ModelErro
     return table[name]
 
 
+@contextmanager
+def _current_folder_too() -> Iterator[None]:
+    """Let imports look in the current folder as well, after all other places; Python itself does so only for `-m`."""
+    here = os.getcwd()
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        # From the end: the same folder may stand further up for other reasons.
+        del sys.path[len(sys.path) - 1 - sys.path[::-1].index(here)]
+
+
 def _own_factory(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     try:
         module = import_module(module_name)
     except Exception as error:  # the user's module may fail in any way while it is imported
         raise UnknownModelError(
-            f"model {name!r}: cannot import {module_name!r} ({error}); install it or add its folder to PYTHONPATH"
+            f"model {name!r}: cannot import {module_name!r} ({error}); start foreseed in the folder that holds it, "
+            "install it, or add its folder to PYTHONPATH"
         ) from error
     factory: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(factory):

@@ -110,8 +110,8 @@ def _reached(lead: Arm, learner: Arm | None) -> str:
     how = _HOW.get(lead.first.engine, f"with engine {lead.first.engine}")
     if not _backpropagates(lead) and lead.first.pruning and not lead.first.pruning.bp_free:
         how += ", once its devices had backpropagated to prune"
-    needs = f"a device needs {_memory(lead)} of memory"
-    theirs = f", {learner.label}’s backpropagation {_memory(learner)}" if learner else ""
+    needs = f"a device needs {_memory(lead)} of memory for {_batch(lead)}"
+    theirs = f", {learner.label}’s backpropagation {_memory(learner)} for {_batch(learner)}" if learner else ""
     return f"{lead.label} reached {percent(_accuracy(lead))} ({mean}) {how}: {needs}{theirs}."
 
 
@@ -125,6 +125,11 @@ def _means(arm: Arm) -> dict[str, Stat]:
 
 def _memory(arm: Arm) -> str:
     return shown("memory.planned_bytes", _means(arm))
+
+
+def _batch(arm: Arm) -> str:
+    images = round(arm.numbers["memory.batch"].mean)
+    return f"{images} images at a time" if images > 1 else "an image at a time"
 
 
 def _same_size(arm: Arm, other: Arm) -> bool:

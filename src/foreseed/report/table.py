@@ -79,9 +79,11 @@ def console_table(runs: Sequence[str | os.PathLike[str]]) -> Table:
     rows = summary_table(runs)
     spread = " (mean ± standard deviation over seeds)" if any(len(row.seeds) > 1 for row in rows) else ""
     table = Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=(0, 1, 0, 0), leading=1)
-    table.caption = f"Test accuracy{spread}; FLOPs and bytes of all devices; planned memory of one device."
+    table.caption = (
+        f"Test accuracy{spread}; FLOPs and bytes of all devices; planned memory of one, and for how many images."
+    )
     table.add_column("arm\nengine, density", overflow="fold")
-    for header in ("last round\nmean of last 5", "FLOPs\ndense", "bytes up\nbytes down", "memory", "time"):
+    for header in ("last round\nmean of last 5", "FLOPs\ndense", "bytes up\nbytes down", "memory\nimages", "time"):
         table.add_column(header, justify="right", no_wrap=True)
     best = max(row.numbers["final_accuracy"].mean for row in rows) if len(rows) > 1 else None
     for row in rows:
@@ -98,7 +100,7 @@ def console_table(runs: Sequence[str | os.PathLike[str]]) -> Table:
             accuracy,
             f"{amount(means['total.flops'])}\n{amount(means['total.dense_flops'])}",
             f"{shown('total.bytes_up', means)}\n{shown('total.bytes_down', means)}",
-            shown("memory.planned_bytes", means),
+            f"{shown('memory.planned_bytes', means)}\n{shown('memory.batch', means)}",
             shown("total.seconds", means),
         )
     return table

@@ -18,7 +18,7 @@ Prepared = tuple[Task, Population]
 
 def prepare(config: Config, progress: Callable[[Step], None] | None = None) -> Prepared:
     """Load, share out, build, prune and compile, as the config says."""
-    data = load(config.data.set, config.data.root or None)
+    data = load(*config.data.source)
     population = Population.of(config, data)
     return make_task(config, data.held_out, progress, population.images_to_prune_by), population
 

@@ -39,9 +39,8 @@ def write_c(trained: Trained, out: Path) -> list[Path]:
 
 
 def _test_image(trained: Trained) -> bytes | None:
-    data = trained.config.data
     try:
-        return bytes(load_held_out(data.set, data.root or None).images[0])
+        return bytes(load_held_out(*trained.config.data.source).images[0])
     except DataError:
         return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foreseed.data import SETS, DataError, HeldOut, class_folders, load_held_out, read_class_folders
+from foreseed.data import SETS, DataError, HeldOut, class_folders, list_pictures, load_held_out, read_pictures
 from foreseed.engine import Engine, Samples
 from foreseed.trained.model import Bytes, Trained
 
@@ -69,13 +69,13 @@ def _labelled(trained: Trained, name: str) -> tuple[Bytes, Bytes]:
     config, path = trained.config.data, Path(name).expanduser()
     is_own = name == config.set or (path.exists() and path.resolve() == Path(config.set).expanduser().resolve())
     if is_own or name in SETS or not path.is_dir():
-        held = load_held_out(name, config.root or None)
+        held = load_held_out(*config.source) if is_own else load_held_out(name, config.root or None)
         return held.images, _renumbered(trained, name, held)
     folder = path / "test" if (path / "test").is_dir() else path
     classes = class_folders(folder)
     numbers = _numbers(trained, name, classes)
-    images, labels = read_class_folders(folder, classes, trained.program.input_shape)
-    return images, numbers[labels]
+    files, labels = list_pictures(folder, classes)
+    return read_pictures(files, trained.program.input_shape), numbers[labels]
 
 
 def _renumbered(trained: Trained, name: str, held: HeldOut) -> Bytes:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foreseed.data import DataError, image_paths, read_image
+from foreseed.data import DataError, image_paths, read_pictures
 from foreseed.trained.model import Bytes, Trained
 
 _TOGETHER = 1000
@@ -40,7 +40,7 @@ def predict_files(trained: Trained, files: Sequence[Path]) -> list[Prediction]:
     found: list[Prediction] = []
     for first in range(0, len(files), _TOGETHER):  # all at once could be more than memory holds
         chunk = files[first : first + _TOGETHER]
-        found += predict(trained, np.stack([read_image(file, trained.program.input_shape) for file in chunk]))
+        found += predict(trained, read_pictures(chunk, trained.program.input_shape))
     return found
 
 
