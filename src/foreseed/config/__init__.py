@@ -15,5 +15,4 @@ from foreseed.config.schema import Table as Table
 from foreseed.config.schema import Train as Train
 from foreseed.config.schema import enter as enter
 from foreseed.config.schema import withdraw as withdraw
-from foreseed.config.shipped import shipped as shipped
 from foreseed.config.tracker_registry import trackers as trackers

@@ -16,7 +16,7 @@ from foreseed.data.formats import Bytes, read_pictures
 from foreseed.data.store import data_root
 
 
-def decoded(
+def decode_once(
     folder: Path, files: Sequence[Path], channels: int, size: int, root: str | os.PathLike[str] | None = None
 ) -> Bytes:
     """The images in a folder's files as [N, channels, size, size]; decoded, or as they were the last time.

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from foreseed.data.catalog import SETS, DataFile, Entry
-from foreseed.data.decoded import decoded
+from foreseed.data.decoded import decode_once
 from foreseed.data.errors import DataError
 from foreseed.data.files import reading
 from foreseed.data.formats import Bytes, class_folders, enlarge, list_pictures, read_cifar, read_idx, read_npz, sizes_of
@@ -106,7 +106,7 @@ def _test_alone(
         if (path / "test").is_dir() and not (path / "train").is_dir():
             classes = class_folders(path / "test")
             files, labels = list_pictures(path / "test", classes)
-            return decoded(path / "test", files, *_picture_shape(size, channels), root), labels, tuple(classes)
+            return decode_once(path / "test", files, *_picture_shape(size, channels), root), labels, tuple(classes)
     return None
 
 
@@ -217,7 +217,7 @@ def _folder(path: Path, root: str | os.PathLike[str] | None, channels: int, size
         if class_folders(test) != classes:
             raise DataError(f"{path}: train/ and test/ have different class folders; give them the same")
         (files, labels), (test_files, test_labels) = (list_pictures(part, classes) for part in (train, test))
-        images = decoded(path, [*files, *test_files], channels, size, root)
+        images = decode_once(path, [*files, *test_files], channels, size, root)
         n = len(files)
         return _dataset(name, images[:n], labels, images[n:], test_labels, tuple(classes))
     classes = class_folders(path)
@@ -225,7 +225,7 @@ def _folder(path: Path, root: str | os.PathLike[str] | None, channels: int, size
     few = np.flatnonzero(np.bincount(labels) < 2)
     if len(few):
         raise DataError(f"{path}: class {classes[few[0]]!r} has one image; expected at least 2, to train and to test")
-    return _dataset(name, *_split(decoded(path, files, channels, size, root), labels), tuple(classes))
+    return _dataset(name, *_split(decode_once(path, files, channels, size, root), labels), tuple(classes))
 
 
 def _split(images: Bytes, labels: Bytes) -> tuple[Bytes, Bytes, Bytes, Bytes]:
