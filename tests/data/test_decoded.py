@@ -117,7 +117,8 @@ def test_a_server_s_test_folder_has_the_size_asked_for(pets: Path, tmp_path: Pat
     [
         ("digits", 28, 0, "digits is used as published; leave out data.size and data.channels"),
         ("cifar10", 0, 1, "cifar10 is used as published"),
-        ("pets", 0, 2, "data.channels = 2: images of a folder are made grey or RGB; set 1 or 3"),
+        ("digits", 0, 4, "data.channels = 4: images are made grey or RGB; set 1 or 3"),
+        ("pets", 0, 2, "data.channels = 2: images are made grey or RGB; set 1 or 3"),
         ("own.npz", 28, 0, "keep their size; resize them there"),
     ],
 )

@@ -33,6 +33,14 @@ def test_digits_have_the_promised_shapes(digits):
     check_moments(digits)
 
 
+def test_digits_are_grey_if_asked_for(digits):
+    grey = load("digits", None, 0, 1)
+    assert grey.shape == (1, 32, 32)
+    assert np.array_equal(np.repeat(grey.train_images, 3, axis=1), digits.train_images)
+    assert np.array_equal(np.repeat(grey.test_images, 3, axis=1), digits.test_images)
+    check_moments(grey)
+
+
 def test_digits_are_grey_and_use_the_whole_range(digits):
     assert (digits.train_images[:, 0] == digits.train_images[:, 1]).all()
     assert (digits.train_images[:, 0] == digits.train_images[:, 2]).all()

@@ -119,7 +119,7 @@ def load(
 ) -> Dataset:
     """Load a data set: one of the names in `SETS`, a folder of images, or an .npz file.
 
-    - `digits`: scikit-learn's 8x8 handwritten digits, enlarged to 32x32 with the grey in all three channels (so
+    - `digits`: scikit-learn's 8x8 handwritten digits, enlarged to 32x32 with the grey in all three `channels` (so
       that models for CIFAR apply), 1,437 for training and 360 for testing, always the same ones.
     - `mnist`, `fashion-mnist`: one channel, the 28x28 images in a black margin that makes them 32x32.
     - `cifar10`, `cifar100`: as published, 3x32x32; CIFAR-100 with its 100 fine labels.
@@ -133,9 +133,10 @@ def load(
     """
     if isinstance(name, str) and name in SETS:
         entry = SETS[name]
-        if size or channels:
+        built_in = entry.layout == "built-in"
+        if size or (channels and not built_in):
             raise DataError(f"data set {name} is used as published; leave out data.size and data.channels")
-        return _digits(entry) if entry.layout == "built-in" else _published(entry, root)
+        return _digits(entry, _picture_shape(size, channels)[0]) if built_in else _published(entry, root)
     path = Path(name).expanduser()
     with reading(path):
         if path.is_dir():
@@ -169,16 +170,16 @@ def origin(name: str | os.PathLike[str], size: int = 0, channels: int = 0) -> st
 def _picture_shape(size: int, channels: int) -> tuple[int, int]:
     """Channels and size of a folder's images."""
     if channels not in (0, 1, 3):
-        raise DataError(f"data.channels = {channels}: images of a folder are made grey or RGB; set 1 or 3")
+        raise DataError(f"data.channels = {channels}: images are made grey or RGB; set 1 or 3")
     return channels or _CHANNELS, size or _SIZE
 
 
-def _digits(entry: Entry) -> Dataset:
+def _digits(entry: Entry, channels: int) -> Dataset:
     from sklearn.datasets import load_digits
 
     data = load_digits()
     grey = enlarge(np.rint(data.images * (255 / 16)).astype(np.uint8), 32)
-    images = np.repeat(grey[:, None], 3, axis=1)
+    images = np.repeat(grey[:, None], channels, axis=1)
     return _dataset(entry.name, *_split(images, data.target.astype(np.uint8)), entry.classes)
 
 
