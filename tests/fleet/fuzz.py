@@ -167,8 +167,8 @@ class ServerScene:
         if isinstance(message, Presence):
             return not instance and message.instance.hex() == device.instance
         if isinstance(message, Reply):
-            fits = len(message.losses) == 12 and not message.stats and message.round == 3
-            return fits and message.run == RUN and message.device == device.number in waiting
+            # One that is of no use costs its device the round, no more.
+            return message.round == 3 and message.run == RUN and message.device == device.number in waiting
         return isinstance(message, Ready) and message.run == RUN and instance == device.instance
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from math import isfinite
 
-from foreseed.device.probing import Order, answer, forward_passes
+from foreseed.device.probing import Order, answer
 from foreseed.device.shard import open_shard
 from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, ValuesError, quantise
-from foreseed.engine.types import NOT_A_DIFFERENCE
+from foreseed.engine.types import NOT_A_DIFFERENCE, forward_passes
 from foreseed.wire import Reply
 
 TYPE_CHECKING = False

@@ -44,6 +44,8 @@ _ECHO_TIMEOUT = 5.0
 """Seconds for our own announcement to come back from the broker."""
 _SILENCE_TIMEOUT = 30.0
 """Seconds after which a round without a single answer is looked into."""
+_WAIT = 30.0
+"""Seconds of a round after which the user is told whom it waits for; then after twice as many, and so on."""
 _FINISH_TIMEOUT = 10.0
 """Seconds to find the broker in, when all that is left to say is that the run is over."""
 
@@ -134,6 +136,7 @@ class FleetDevices:
         conductor = self._conductor or self._start(coordinator)
         self._asked_at, refused = None, conductor.refused + self._inbox.dropped
         conductor.open(time.monotonic())
+        word_due, wait = time.monotonic() + _WAIT, _WAIT
         while not conductor.complete:
             if self._stopped:
                 raise KeyboardInterrupt
@@ -141,7 +144,11 @@ class FleetDevices:
             self._refresh_watch(conductor)
             self._loop.deliver(_POLL)
             self._check_silence(coordinator)
-        self._report_missing(coordinator)
+            if time.monotonic() > word_due:
+                self._say(conductor.waiting_for(time.monotonic()))
+                word_due, wait = time.monotonic() + wait, 2 * wait
+        if conductor.late:
+            self._report_late(coordinator)
         replies, traffic = coordinator.replies, self._traffic
         self._traffic = {"bytes_up": 0, "bytes_down": 0}
         self._sizes |= {reply.device: reply.samples for reply in replies}
@@ -181,8 +188,9 @@ class FleetDevices:
         config, program = self.task.config, self.task.program
         batch = config.train.batch if program.n_stats else 0
         self._conductor = Conductor(
-            coordinator, config.fleet, program.bytes, batch, self._epoch, self._numbers(), self._store
-        )
+            coordinator, config.fleet, program.bytes, batch, self._epoch, self._numbers(), self._store,
+            say=self._say,
+        )  # fmt: skip
         self._link = self._connect()
         return self._conductor
 
@@ -243,9 +251,7 @@ class FleetDevices:
             self._silence_deadline = inf
             self.evaluate(self.task.program, coordinator.state.values, coordinator.state.stats)
 
-    def _report_missing(self, coordinator: Coordinator) -> None:
-        if not coordinator.missing:
-            return
+    def _report_late(self, coordinator: Coordinator) -> None:
         self._late_rounds += 1
         if self._late_rounds & (self._late_rounds - 1) == 0:  # the first time, the second, the fourth, ...
             wanted = self.task.config.data.per_round
