@@ -287,6 +287,9 @@ LIES: list[tuple[dict[str, Any], str]] = [
     ({"stats": bytes(4)}, "wrong length"),
     ({"losses": NAN}, "not finite"),
     ({"losses": bytes(4) + NAN[:4] + bytes(4)}, "not finite"),
+    ({"losses": np.array([1e30, 0, 0], "<f4").tobytes()}, "base loss: 1e+30 said, expected 0 to 2303"),
+    ({"losses": np.array([-1, 0, 0], "<f4").tobytes()}, "base loss: -1 said, expected 0 to 2303"),
+    ({"losses": np.array([1, 1e30, 0], "<f4").tobytes()}, "differences: of size 7.071e+29, expected at most 2303"),
     ({"samples": 10**9}, "samples: 1000000000 said, 20 declared when it joined"),
     ({"forward_passes": 2**62}, f"forward passes: {2**62} said, the order takes 60"),
 ]

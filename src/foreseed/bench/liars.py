@@ -12,7 +12,7 @@ import numpy as np
 
 from foreseed.bench.machine import describe_machine
 from foreseed.config import Config, load
-from foreseed.engine import Program
+from foreseed.engine import ForeseedError, Program
 from foreseed.methods import Task, ntk_baffle
 from foreseed.methods.protocol import Vector
 from foreseed.simulate import Population, SimulatedDevices, prepare
@@ -24,9 +24,8 @@ _TESTS = 5
 """Accuracy is the mean of the last so many tests, two rounds apart."""
 _SETTINGS = (
     "data.set=digits", "data.partition=dirichlet", "data.beta=0.5", "data.devices=20", "data.per_round=10",
-    "data.min_size=10", "engine=exact", "model.name=lenet5", "model.activation=hardswish", "model.init=kaiming",
-    "prune.density=0.03", "prune.iterations=5", "prune.rescale=true", "train.k=100", "train.direction=rademacher",
-    "train.rate=noise", "train.lr=0.1", "train.lr_decay=0.99",
+    "data.min_size=10", "model.name=lenet5", "prune.density=0.03", "prune.iterations=5", "train.k=100",
+    "train.spread=5", "train.direction=rademacher", "train.rate=noise", "train.lr=0.1", "train.lr_decay=0.99",
 )  # fmt: skip
 
 Lie = Callable[[Reply, int], Reply]
@@ -122,8 +121,6 @@ def _liars(config: Config, tenths: int) -> set[int]:
 
 def _accuracy(task: Task, devices: SimulatedDevices) -> tuple[float | None, dict[str, int], str]:
     """Final accuracy (none where the run broke down), refused replies by reason, and why it broke down."""
-    from foreseed.engine import ForeseedError
-
     state, tests = ntk_baffle.init(task), []
     refused: Counter[str] = state.coordinator.refused
     try:

@@ -349,7 +349,9 @@ class Conductor:
         # One that asked for the number has it before one that took any.
         if holder is not None and (device.movable or not holder.movable):
             return self._give_way(device)
-        numbers = {known.name: known.number for known in self.devices.values() if known.enrolled and known is not holder}
+        numbers = {
+            known.name: known.number for known in self.devices.values() if known.enrolled and known is not holder
+        }
         self._enrolled(numbers | {device.name: device.number})
         self._by_number[device.number], device.enrolled = device, True
         if holder is None:

@@ -24,6 +24,7 @@ from foreseed.coordinator import Coordinator
 from foreseed.engine import ForeseedError, Program
 from foreseed.engine.files import write_whole
 from foreseed.fleet.conductor import Conductor, Device, Send
+from foreseed.fleet.enrolment import agreed
 from foreseed.methods.ntk_baffle import run_id
 from foreseed.methods.protocol import Job, LocalResult, Traffic, Vector
 from foreseed.methods.task import Task
@@ -78,8 +79,10 @@ class FleetDevices:
         broker: Broker,
         say: Callable[[str], None],
         watch: Callable[[Table], None] | None = None,
+        names: Mapping[str, int] | None = None,
     ) -> None:
-        self.task, self._workers = task, Workers(task)
+        """`names` are those of an enrolment: nobody else takes part then."""
+        self.task, self._workers, self._names = task, Workers(task), names
         self._broker, self._say, self._watch = broker, say, watch
         self._enrolled = folder / "checkpoint" / "devices.json"
         self._epoch = secrets.token_bytes(8)
@@ -187,9 +190,13 @@ class FleetDevices:
     def _start(self, coordinator: Coordinator) -> Conductor:
         config, program = self.task.config, self.task.program
         batch = config.train.batch if program.n_stats else 0
+        numbers = self._numbers()
+        if self._names is not None:
+            numbers = agreed(self._names, numbers, config.data.devices)
+            self._store(numbers)
         self._conductor = Conductor(
-            coordinator, config.fleet, program.bytes, batch, self._epoch, self._numbers(), self._store,
-            say=self._say,
+            coordinator, config.fleet, program.bytes, batch, self._epoch, numbers, self._store,
+            closed=self._names is not None, say=self._say,
         )  # fmt: skip
         self._link = self._connect()
         return self._conductor
@@ -301,7 +308,8 @@ class FleetDevices:
         names, peaks = {number: name for name, number in self._numbers().items()}, dict[str, int]()
         for row in rows:
             for number, peak in zip(row["participants"], row["peaks_kib"], strict=True):
-                peaks[names[number]] = max(peak, peaks.get(names[number], 0))
+                name = names.get(number, f"device {number}")  # one that is not enrolled any more
+                peaks[name] = max(peak, peaks.get(name, 0))
         return {
             "devices": len(names),
             "device_peak_mb": max(peaks.values()) * 1024 / 1e6,
