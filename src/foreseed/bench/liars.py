@@ -12,7 +12,9 @@ import numpy as np
 
 from foreseed.bench.machine import describe_machine
 from foreseed.config import Config, load
+from foreseed.config.schema import Train
 from foreseed.engine import ForeseedError, Program
+from foreseed.engine.types import forward_passes
 from foreseed.methods import Task, ntk_baffle
 from foreseed.methods.protocol import Vector
 from foreseed.simulate import Population, SimulatedDevices, prepare
@@ -24,39 +26,47 @@ _TESTS = 5
 """Accuracy is the mean of the last so many tests, two rounds apart."""
 _SETTINGS = (
     "data.set=digits", "data.partition=dirichlet", "data.beta=0.5", "data.devices=20", "data.per_round=10",
-    "data.min_size=10", "model.name=lenet5", "prune.density=0.03", "prune.iterations=5", "train.k=100",
-    "train.spread=5", "train.direction=rademacher", "train.rate=noise", "train.lr=0.1", "train.lr_decay=0.99",
+    "data.min_size=10", "model.name=lenet5", "prune.density=0.05", "prune.iterations=5", "engine=exact",
+    "train.k=400", "train.direction=rademacher", "train.rate=noise", "train.lr=0.1", "train.lr_decay=0.99",
 )  # fmt: skip
 
-Lie = Callable[[Reply, int], Reply]
+Lie = Callable[[Reply, Train], Reply]
 
 
-def _huge(reply: Reply, bits: int) -> Reply:
-    return _said(reply, bits, lambda numbers: np.full_like(numbers, 1e30))
+def _huge(reply: Reply, train: Train) -> Reply:
+    return _said(reply, train, lambda numbers: np.full_like(numbers, 1e30))
 
 
-def _flipped(reply: Reply, bits: int) -> Reply:
+def _flipped(reply: Reply, train: Train) -> Reply:
     """The other sign throughout: nothing in it looks wrong."""
-    if bits == 32:
-        return _said(reply, bits, np.negative)
-    return reply._replace(losses=reply.losses[:8] + bytes(255 - byte for byte in reply.losses[8:]))
+    if train.bits == 32:
+        return _said(reply, train, np.negative)
+    return _coded(reply, train, lambda codes, every: codes ^ every)
 
 
-def _random(reply: Reply, bits: int) -> Reply:
+def _random(reply: Reply, train: Train) -> Reply:
     """Numbers of the right size, but of no meaning, for many more images than there are."""
     rng = np.random.default_rng([reply.round, reply.device])
-    made_up = reply._replace(samples=10**9, forward_passes=reply.forward_passes // reply.samples * 10**9)
-    if bits == 32:
-        return _said(made_up, bits, lambda numbers: np.sqrt(np.mean(numbers**2)) * rng.normal(size=len(numbers)))
-    return made_up._replace(losses=reply.losses[:8] + rng.bytes(len(reply.losses) - 8))
+    passes = forward_passes(10**9, train.k, train.spread, train.difference == "central", train.local_steps)
+    made_up = reply._replace(samples=10**9, forward_passes=passes)
+    if train.bits == 32:
+        return _said(made_up, train, lambda numbers: np.sqrt(np.mean(numbers**2)) * rng.normal(size=len(numbers)))
+    noise = int.from_bytes(rng.bytes(len(reply.losses) - 8), "little")
+    return _coded(made_up, train, lambda _, every: noise & every)
 
 
-def _said(reply: Reply, bits: int, change: Callable[[Any], Any]) -> Reply:
+def _said(reply: Reply, train: Train, change: Callable[[Any], Any]) -> Reply:
     """A reply with other numbers: its differences, or their scale where that is all there is."""
-    losses = reply.losses if bits == 32 else reply.losses[:8]
+    losses = reply.losses if train.bits == 32 else reply.losses[:8]
     numbers = np.frombuffer(losses, "<f4").copy()
     numbers[1:] = change(numbers[1:].astype(np.float64))
     return reply._replace(losses=numbers.tobytes() + reply.losses[len(losses) :])
+
+
+def _coded(reply: Reply, train: Train, change: Callable[[int, int], int]) -> Reply:
+    """A reply with other codes, as one long number; the function also gets the number with all their bits set."""
+    codes = change(int.from_bytes(reply.losses[8:], "little"), (1 << train.k * train.bits) - 1)
+    return reply._replace(losses=reply.losses[:8] + codes.to_bytes(len(reply.losses) - 8, "little"))
 
 
 LIES: dict[str, Lie] = {
@@ -65,7 +75,7 @@ LIES: dict[str, Lie] = {
     "random, 10^9 samples": _random,
     "base loss 1e30": lambda reply, _: reply._replace(losses=array("f", [1e30]).tobytes() + reply.losses[4:]),
     "forward_passes 2^62": lambda reply, _: reply._replace(forward_passes=2**62),
-    "NaN": lambda reply, bits: _said(reply, bits, lambda numbers: numbers * nan),
+    "NaN": lambda reply, train: _said(reply, train, lambda numbers: numbers * nan),
 }
 
 
@@ -77,14 +87,13 @@ class LyingDevices(SimulatedDevices):
         self._liars, self._lie = liars, lie
 
     def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
-        bits = self.task.config.train.bits
-        found = super().replies(orders, program, values)
-        return [self._lie(reply, bits) if reply.device in self._liars else reply for reply in found]
+        found, train = super().replies(orders, program, values), self.task.config.train
+        return [self._lie(reply, train) if reply.device in self._liars else reply for reply in found]
 
 
 def bench_liars(
-    rounds: int = 80,
-    seeds: Sequence[int] = (0, 1, 2),
+    rounds: int = 60,
+    seeds: Sequence[int] = (0, 1),
     overrides: Sequence[str] = (),
     lies: Sequence[str] = tuple(LIES),
     progress: Callable[[str], None] = lambda _: None,

@@ -176,8 +176,8 @@ def estimate(
 @app.command()
 def liars(
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as train.robust=none.")] = None,
-    rounds: Annotated[int, typer.Option(min=10, help="Rounds of each run.")] = 80,
-    seeds: Annotated[str, typer.Option(help="Seeds that each figure is the mean of.")] = "0,1,2",
+    rounds: Annotated[int, typer.Option(min=10, help="Rounds of each run.")] = 60,
+    seeds: Annotated[str, typer.Option(help="Seeds that each figure is the mean of.")] = "0,1",
     as_json: Json = False,
 ) -> None:
     """What devices that lie cost: points of accuracy lost with 1, 2 and 4 of 10 devices lying, by kind of lie.

@@ -49,8 +49,12 @@ class Worker:
             raise
 
     def answer(self, message: OrderMessage, values: Buffer) -> Reply:
-        """Follow an order at these values; ValuesError if they are such that no answer makes sense."""
+        """Follow an order at these values; ValuesError if they are such that no answer makes sense.
+
+        SamplesError, if the shard is not whole any more.
+        """
         engine, shard, order = self.engine, self.shard, Order.of(message)
+        shard.check()
         stats = None
         if self.program.n_stats:
             # Of the device's own images at the values as they are, frozen while it probes.
