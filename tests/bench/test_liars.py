@@ -42,7 +42,9 @@ def test_lies_that_may_be_true_are_taken(bars: Path) -> None:
     others = [lie for lie in LIES if lie not in REFUSED]
     for bits in (1, 32):
         result = short(bars, others, f"train.bits={bits}")
-        assert [row["refused"] for row in result["rows"]] == [{}] * 6
+        for row in result["rows"]:
+            # So many samples are plausible until the first round has shown how many there are.
+            assert set(row["refused"]) == (set() if row["lie"] == "sign-flipped" else {"samples"})
         assert len({row["accuracy"] for row in result["rows"]} | set(result["honest"])) > 2
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreseed.coordinator import Coordinator, Optimiser, Rules
-from foreseed.coordinator.plausible import HOPELESS, LARGER, ROUNDS, WORSE
+from foreseed.coordinator.plausible import HOPELESS, LARGER, MORE, ROUNDS, WORSE
 from foreseed.engine.types import forward_passes
 from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import OrderMessage, Reply
@@ -92,6 +92,15 @@ def test_samples_are_those_that_were_declared() -> None:
     coordinator.declared[coordinator.open()[0].device] = 31
     assert verdict(coordinator) == "samples: 30 said, 31 declared when it joined"
     assert verdict(coordinator, samples=31, forward_passes=31 * 9) is None
+
+
+def test_samples_that_no_other_device_comes_near_are_refused() -> None:
+    coordinator = start()
+    play(coordinator, 2)
+    most = int(MORE) * 30
+    assert verdict(coordinator, samples=most, forward_passes=9 * most) is None
+    said = verdict(coordinator, samples=most + 1, forward_passes=9 * (most + 1))
+    assert said == "samples: 30001 said, expected at most 30000"
 
 
 def test_refused_replies_are_counted_by_kind() -> None:

@@ -119,7 +119,7 @@ class State:
     """Encoded size of every update so far, to know what a catch-up would cost."""
     log: list[bytes] = field(default_factory=list)
     """The last updates, encoded: as many as may still be cheaper to send than the state."""
-    recent: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
+    recent: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 3)))
     """What the last rounds' replies were like (see `plausible.py`); nothing without a robust rule."""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from foreseed.wire import Reply
 
 Recent = npt.NDArray[np.float64]
-"""Of each of the last rounds: the median size of its devices' differences, and the median of their base losses."""
+"""Of each of the last rounds, the medians of its devices: size of differences, base loss, samples."""
 
 ROUNDS = 16
 """That count as recent; one bad round among them decides nothing."""
@@ -31,6 +31,8 @@ HOPELESS = 1000.0
 """Times the loss of guessing, ln(classes): no model that is worth training has such a loss."""
 WORSE = 20.0
 """Times the recent loss, or that of guessing: a device with images unlike all others' may well be at five times."""
+MORE = 1000.0
+"""Times the recent number of samples: a shard so much larger than the others would count for little more anyway."""
 LARGER = 100.0
 """Times the recent size of differences: honest devices were seen at five times."""
 
@@ -45,6 +47,8 @@ def doubt(reply: Reply, rules: Rules, has_stats: bool, declared: int | None, rec
         return f"forward passes: {reply.forward_passes} said, the order takes {passes}"
     if rules.robust == "none":
         return None
+    if len(recent) and reply.samples > (most := MORE * median(recent[:, 2])):
+        return f"samples: {reply.samples} said, expected at most {most:.0f}"
     guessing = log(rules.classes)
     highest = HOPELESS * guessing
     if len(recent):
@@ -66,5 +70,5 @@ def usual_size(recent: Recent) -> float:
 def remembered(recent: Recent, replies: Sequence[Reply], rules: Rules) -> Recent:
     """The last rounds with this one."""
     sizes = [size(answers.differences(reply, rules)) for reply in replies]
-    now = [[median(sizes), median([reply.base_loss for reply in replies])]]
-    return np.concatenate([recent, np.array(now)])[-ROUNDS:]
+    losses, samples = [reply.base_loss for reply in replies], [reply.samples for reply in replies]
+    return np.concatenate([recent, [[median(sizes), median(losses), median(samples)]]])[-ROUNDS:]
