@@ -82,7 +82,7 @@ PRUNE_RESULT = {
 LIARS_RESULT = {
     "honest": [0.9, 0.92],
     "rows": [
-        {"lie": lie, "tenths": tenths, "seed": seed, "accuracy": accuracy, "lost": lost, "refused": refused, "ended": ""}
+        {"lie": lie, "tenths": tenths, "seed": seed, "accuracy": accuracy, "lost": lost, "refused": refused}
         for lie, tenths, accuracy, lost, refused in [
             ("huge", 1, 0.89, 0.02, {"differences": 7}), ("huge", 2, None, None, {"differences": 9}),
             ("sign-flipped", 1, 0.85, 0.06, {}), ("sign-flipped", 2, 0.8, 0.11, {}),

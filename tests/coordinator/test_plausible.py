@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreseed.coordinator import Coordinator, Optimiser, Rules
@@ -110,6 +110,7 @@ def test_refused_replies_are_counted_by_kind() -> None:
     assert coordinator.refused == {"base loss": 2}
 
 
+@settings(deadline=None)
 @given(st.permutations(range(4)), st.floats(1e-3, 1e3))
 def test_a_round_comes_to_the_same_whatever_the_order_of_its_replies(order: list[int], size: float) -> None:
     values = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 
 CLIP = 1.5
-"""Times the median part: four of five parts of honest devices are shorter, and the longest was four times as long."""
+"""Times the median part: some four of five parts of honest devices are shorter; the longest seen was eight times it."""
 SHARE = 1.5
 """Times the median: nobody can check how many samples a device has, so none counts for much more than the others."""
 GROWTH = 4.0
