@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foreseed.bench import engine, estimate, memory, prune, signs
+from foreseed.bench import engine, estimate, liars, memory, prune, signs
 from foreseed.cli import bench, main
 
 ENGINE_RESULT = {
@@ -79,6 +79,20 @@ PRUNE_RESULT = {
 }
 
 
+LIARS_RESULT = {
+    "honest": [0.9, 0.92],
+    "rows": [
+        {"lie": lie, "tenths": tenths, "seed": seed, "accuracy": accuracy, "lost": lost, "refused": refused}
+        for lie, tenths, accuracy, lost, refused in [
+            ("huge", 1, 0.89, 0.02, {"differences": 7}), ("huge", 2, None, None, {"differences": 9}),
+            ("sign-flipped", 1, 0.85, 0.06, {}), ("sign-flipped", 2, 0.8, 0.11, {}),
+        ]
+        for seed in (0, 1)
+    ],
+    "rounds": 60, "seeds": [0, 1], "robust": "clip", "bits": 32, "machine": {},
+}  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def canned(monkeypatch: pytest.MonkeyPatch) -> None:
     def bench_engine(*_: Any, progress: Any, **__: Any) -> dict[str, Any]:
@@ -90,6 +104,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "bench_memory", lambda **_: MEMORY_RESULT)
     monkeypatch.setattr(signs, "bench_signs", lambda *_, **__: SIGNS_RESULT)
     monkeypatch.setattr(prune, "bench_prune", lambda *_, **__: PRUNE_RESULT)
+    monkeypatch.setattr(liars, "bench_liars", lambda *_, **__: LIARS_RESULT)
     monkeypatch.setattr(estimate, "bench_estimate", lambda *_, **__: ESTIMATE_RESULT)
 
 
@@ -126,6 +141,17 @@ def test_signs_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert said in out
     assert main(["bench", "signs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == SIGNS_RESULT
+
+
+def test_liars_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "liars"]) == 0
+    out = capsys.readouterr().out
+    for said in ("91.0", "89.0 (2.0)", "broke down", "differences", "80.0 (11.0)", "robust clip", "60 rounds"):
+        assert said in out
+    assert main(["bench", "liars", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == LIARS_RESULT
+    assert main(["bench", "liars", "--seeds", "x"]) != 0
+    assert "expected whole numbers" in capsys.readouterr().err
 
 
 def test_prune_prints_seconds_and_their_ratio(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from foreseed.config import ConfigError, load
 from foreseed.config.presets import PRESETS
-from foreseed.device.probing import forward_passes
-from foreseed.engine.types import code_bytes
+from foreseed.engine.types import code_bytes, forward_passes
 from foreseed.wire import Reply, encode
 
 

@@ -61,12 +61,12 @@ def test_the_defaults_are_the_documented_ones():
         "bytes_up": 256, "passes": 51, "difference": "forward", "local_steps": 1, "local_lr": 0.01, "bits": 32,
         "optimiser": "sgd", "lr": 0.01, "momentum": 0.9,
         "weight_decay": 0.0, "lr_decay": 0.995, "clip": 10.0, "rate": "fixed", "memory": False, "memory_bytes": 2**30,
-        "robust": "none", "trim": 0.1, "ema": 0.0,
+        "robust": "clip", "trim": 0.1, "ema": 0.0,
         "epochs": 1, "batch": 32,
     }  # fmt: skip
     assert config.fleet.model_dump() == {
         "sample": "present", "deadline": 60.0, "extra": 0, "min_replies": 1, "gather": 10.0, "rest_after": 3,
-        "rest_rounds": 10, "replay_numbers": 50_000_000,
+        "rest_rounds": 10, "max_share": 0.3, "replay_numbers": 50_000_000,
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.answers import differences, fault
 from foreseed.engine import Directions, ForeseedError, project, quantise
+from foreseed.engine.types import forward_passes
 from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import OrderMessage, Reply, decode, encode
 
@@ -27,7 +28,7 @@ def packed(numbers: Any, bits: int, round: int = 1, device: int = 0, seed: int =
     else:
         scale, codes = quantise(floats, bits, seed, round, device)
         losses = array("f", [2.3, scale]).tobytes() + codes
-    return Reply(b"run-name", round, device, 10, losses, 9)
+    return Reply(b"run-name", round, device, 10, losses, forward_passes(10, len(floats)))
 
 
 @given(
@@ -85,7 +86,8 @@ def test_what_is_no_answer_of_so_many_bits_is_refused_by_its_reason(bits: int) -
         wrong[whole[:-1] + bytes([whole[-1] | 0x80])] = "unused bits set"
     for losses, reason in wrong.items():
         assert coordinator.receive(good._replace(losses=losses)) == reason
-    assert coordinator.replies == ()
+        assert coordinator.replies == ()
+        coordinator.open()
     assert coordinator.receive(good) is None
 
 

@@ -18,6 +18,7 @@ from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.answers import differences
 from foreseed.coordinator.coordinator import MAX_UPDATES_BYTES
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, direction
+from foreseed.engine.types import forward_passes
 from foreseed.engine.update import replay
 from foreseed.methods.descent import NotFiniteError
 from foreseed.methods.ntk_baffle import Learnt, learn
@@ -38,7 +39,8 @@ def reply_to(order: OrderMessage, samples: int = 0, stats: bytes = b"") -> Reply
     rng = np.random.default_rng([order.round, order.device])
     losses = np.append(rng.uniform(1, 3), order.sigma * rng.normal(size=order.k * order.local_steps))
     n = samples or int(rng.integers(5, 50))
-    return Reply(order.run, order.round, order.device, n, losses.astype("<f4").tobytes(), 9, stats)
+    passes = forward_passes(n, order.k, order.spread, order.central, order.local_steps) + (n if stats else 0)
+    return Reply(order.run, order.round, order.device, n, losses.astype("<f4").tobytes(), passes, stats)
 
 
 def play(coordinator: Coordinator, rounds: int = 1) -> Learnt:
@@ -333,7 +335,14 @@ def test_faulty_replies_change_nothing_and_are_counted() -> None:
     }
     for reason, replies in bad.items():
         for reply in replies:
+            # One that says something of no use costs its device the round; here the round is opened again.
             assert coordinator.receive(reply) == reason
+            useless = reason in ("wrong length", "not finite")
+            assert coordinator.dismissed == ({reply.device} if useless else set())
+            if useless:
+                assert coordinator.receive(good[0]) == "refused before"
+                assert coordinator.waiting == {order.device for order in orders[1:]}
+                coordinator.open()
     for reply in good:
         assert coordinator.receive(reply) is None
         # The first answer holds, whatever comes after it.
@@ -343,7 +352,8 @@ def test_faulty_replies_change_nothing_and_are_counted() -> None:
     learn(clean)
     np.testing.assert_array_equal(coordinator.state.values, clean.state.values)
     np.testing.assert_array_equal(coordinator.state.stats, clean.state.stats)
-    assert coordinator.refused == {reason: len(replies) for reason, replies in bad.items()} | {"duplicate": 3}
+    counted = {reason: len(replies) for reason, replies in bad.items()}
+    assert coordinator.refused == counted | {"duplicate": 3, "refused before": 6}
     assert not clean.refused
 
 

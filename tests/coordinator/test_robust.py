@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreseed.coordinator import Coordinator, Optimiser, Rules
-from foreseed.coordinator.robust import CLIP, SHARE, added, clipped, fair, trimmed_mean
+from foreseed.coordinator.robust import CLIP, GROWTH, SHARE, added, contained, gathered, limited, median, trimmed_mean
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, project, quantise
+from foreseed.engine.types import forward_passes
 from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import OrderMessage, Reply
 
@@ -40,7 +41,7 @@ def honest(order: OrderMessage) -> Reply:
     else:
         scale, codes = quantise(differences, order.bits, order.seed, order.round, order.device)
         losses = array("f", [2.3, scale]).tobytes() + codes
-    return Reply(order.run, order.round, order.device, samples, losses, 1)
+    return Reply(order.run, order.round, order.device, samples, losses, forward_passes(samples, K))
 
 
 def times(factor: float) -> Lie:
@@ -67,7 +68,7 @@ def flipped(reply: Reply) -> Reply:
 
 
 def many_samples(reply: Reply) -> Reply:
-    return times(-1)(reply)._replace(samples=2**31)
+    return times(-1)(reply)._replace(samples=2**31, forward_passes=forward_passes(2**31, K))
 
 
 def estimate(rules: Rules, liars: Sequence[int] = (), lie: Lie = lambda reply: reply) -> Array:
@@ -86,11 +87,11 @@ def moved(rules: Rules, liars: Sequence[int], lie: Lie) -> float:
     return float(np.linalg.norm(estimate(rules, liars, lie) - plain) / np.linalg.norm(plain))
 
 
-LIES = {"1000 times": times(1000), "-1000 times": times(-1000), "flipped": times(-1)}
+BROKEN = {"1000 times": times(1000), "-1000 times": times(-1000), "flipped": times(-1)}
 
 
 @pytest.mark.parametrize("liars", [[3], [0, 9]], ids=["one", "two"])
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+@pytest.mark.parametrize("lie", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize(("rules", "most"), [(TRIM, 0.35), (CLIPPED, 1.1)], ids=["trim", "clip"])
 def test_liars_cannot_move_the_estimate_far(rules: Rules, most: float, lie: Lie, liars: list[int]) -> None:
     assert moved(rules, liars, lie) < most
@@ -148,23 +149,45 @@ def test_trim_is_the_weighted_mean_of_those_left_in_every_direction_by_itself() 
     np.testing.assert_allclose(trimmed_mean(differences, weights, 0.25), expected)
 
 
-def test_clip_leaves_what_is_not_large() -> None:
-    differences = np.array([[1.0, -2.0, 3.0], [-1.0, 2.0, 1e9]])
-    expected = np.array([[1.0, -2.0, 3.0], [-1.0, 2.0, CLIP * 2.0]])
-    np.testing.assert_array_equal(clipped(differences), expected)
-    # Of two devices, one liar: the other one sets the scale.
-    np.testing.assert_array_equal(clipped(np.array([[1.0], [-1e9]])), [[1.0], [-CLIP]])
+def test_clip_leaves_what_is_not_large_to_the_bit() -> None:
+    differences, even = np.array([[1.0, -2.0, 3.0], [-1.0, 2.0, 3.5]]), np.full(2, 0.5)
+    np.testing.assert_array_equal(contained(differences, even), differences)
+    # Of two devices, one liar: the other one sets the scale, whatever the weights.
+    np.testing.assert_allclose(contained(np.array([[1.0], [-1e9]]), even), [[1.0], [-CLIP]])
+    np.testing.assert_allclose(contained(np.array([[1.0], [-1.0]]), np.array([0.1, 0.9])), [[1.0], [-CLIP / 9]])
 
 
-@given(st.lists(st.integers(1, 2**31), min_size=1, max_size=30))
-def test_no_device_counts_for_much_more_than_the_median_one(samples: list[int]) -> None:
-    weights = np.array(samples) / sum(samples)
-    shares = fair(weights)
-    assert shares.sum() == pytest.approx(1)
-    middle = np.sort(shares)[(len(shares) - 1) // 2]
-    assert shares.max() <= SHARE * middle * (1 + 1e-9)
-    # Whoever is not above the limit keeps its share of the others.
-    np.testing.assert_allclose(shares / shares.min(), np.minimum(weights / weights.min(), shares.max() / shares.min()))
+def test_liars_among_themselves_are_held_to_what_was_usual() -> None:
+    assert contained(np.array([[1e9]]), np.ones(1), usual=1.0)[0, 0] == pytest.approx(CLIP * GROWTH)
+    assert contained(np.array([[1e9]]), np.ones(1))[0, 0] == 1e9
+
+
+samples_of_devices = st.lists(st.integers(1, 2**31), min_size=1, max_size=30)
+
+
+@given(samples_of_devices, st.floats(0.01, 1))
+def test_no_device_counts_for_more_than_its_share(samples: list[int], share: float) -> None:
+    rules = replace(SHARED, max_share=share)
+    counts = limited(samples, rules)
+    most = max(share, 1 / len(samples))
+    assert counts.max() <= most * counts.sum() * (1 + 1e-9)
+    # Whoever is not above the limit counts in full, and nobody is cut without need.
+    assert all(count in (n, counts.max()) for count, n in zip(counts, samples, strict=True))
+    if max(samples) <= share * sum(samples):
+        np.testing.assert_array_equal(counts, samples)
+
+
+@given(samples_of_devices)
+def test_with_a_robust_rule_none_counts_for_much_more_than_the_median_one(samples: list[int]) -> None:
+    counts = limited(samples, CLIPPED)
+    assert counts.max() <= SHARE * median(counts) * (1 + 1e-9)
+    assert median(counts) == median(samples)
+
+
+def test_statistics_of_a_liar_are_brought_back_to_the_others() -> None:
+    rows = np.array([[1.0, 5.0], [1.1, 5.0], [0.9, 5.0], [1.2, 5.0], [1e30, -1e30]])
+    np.testing.assert_array_equal(gathered(rows)[:4], rows[:4])
+    np.testing.assert_allclose(gathered(rows)[4], [1.1 + 5 * 0.1, 5.0])
 
 
 def test_devices_are_added_one_by_one_for_a_single_direction_as_for_many() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.device.member import Member
 from foreseed.engine.program import Act, Kind, Op, Program, assemble
+from foreseed.engine.types import forward_passes
 from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import (
     CHUNK,
@@ -165,7 +166,8 @@ def play_without(server: Server, rounds: int = 1, device: int = 1) -> None:
     for _ in range(rounds):
         order = server.order(device)
         losses = np.random.default_rng(order.round).normal(0, 1e-3, 1 + order.k * order.local_steps)
-        reply = Reply(order.run, order.round, device, 9, losses.astype("<f4").tobytes(), 9)
+        passes = forward_passes(9, order.k, order.spread, order.central, order.local_steps)
+        reply = Reply(order.run, order.round, device, 9, losses.astype("<f4").tobytes(), passes)
         assert server.coordinator.receive(reply) is None
         learn(server.coordinator)
 

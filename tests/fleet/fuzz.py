@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from array import array
 from collections import Counter
 from collections.abc import Iterator
+from math import inf, nan
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -109,14 +111,14 @@ class ServerScene:
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
-        self.stage, sent = full(devices=7, per_round=4, min_replies=3)
+        self.stage, sent = full(devices=7, per_round=4, min_replies=3, bits=chance.choice((1, 32)))
         for _ in range(2):
             for send in sent:
                 self.stage.answer(send)
             sent = orders(self.stage.close())
         self.stage.answer(sent[0])
         replies = [answer_to(send.message) for send in sent if isinstance(send.message, OrderMessage)]
-        self.damage = Damage(chance, [*replies, *replies, *others(replies[0])])
+        self.damage = Damage(chance, [*replies, *replies, *lies(replies[0]), *others(replies[0])])
         names = [*(send.name for send in sent), *"abcdef"]
         self.senders = [(name, instance_of(name)) for name in names] + [
             ("a", instance_of("a", 1)), ("new", instance_of("new")), ("-", "01234567"), ("a", "x"), ("", ""),
@@ -167,9 +169,20 @@ class ServerScene:
         if isinstance(message, Presence):
             return not instance and message.instance.hex() == device.instance
         if isinstance(message, Reply):
-            fits = len(message.losses) == 12 and not message.stats and message.round == 3
-            return fits and message.run == RUN and message.device == device.number in waiting
+            # One that is of no use costs its device the round, no more.
+            return message.round == 3 and message.run == RUN and message.device == device.number in waiting
         return isinstance(message, Ready) and message.run == RUN and instance == device.instance
+
+
+def lies(reply: Reply) -> list[Message]:
+    """Whole messages that cannot be true."""
+    return [
+        reply._replace(losses=array("f", [nan]).tobytes() + reply.losses[4:]),
+        reply._replace(losses=reply.losses[:4] + array("f", [1e30]).tobytes() + reply.losses[8:]),
+        reply._replace(losses=reply.losses[:4] + array("f", [-inf]).tobytes() + reply.losses[8:]),
+        reply._replace(losses=reply.losses[:8] + b"\xff" * len(reply.losses[8:])),
+        reply._replace(samples=10**9), reply._replace(forward_passes=2**62),
+    ]  # fmt: skip
 
 
 def others(reply: Reply) -> list[Message]:

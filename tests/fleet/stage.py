@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from hashlib import blake2b
 from typing import Any
 
@@ -9,13 +10,15 @@ import numpy as np
 
 from foreseed.config.schema import Fleet
 from foreseed.coordinator import Coordinator, Optimiser, Rules
+from foreseed.engine import quantise
+from foreseed.engine.types import forward_passes
 from foreseed.fleet.conductor import Conductor, Send
 from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import ANY_NUMBER, Join, Message, OrderMessage, Presence, Ready, Reply, encode
 
 RUN = b"run-name"
 PROGRAM_BYTES = bytes(range(256)) * 150
-N, K = 90, 2
+N, K, SAMPLES = 90, 2, 20
 
 
 def instance_of(name: str, life: int = 0) -> str:
@@ -26,13 +29,20 @@ def instance_of(name: str, life: int = 0) -> str:
 def answer_to(order: OrderMessage) -> Reply:
     """What a device measures: the same whenever it is asked."""
     rng = np.random.default_rng([order.round, order.device])
-    losses = np.append(rng.uniform(1, 3), order.sigma * rng.normal(size=order.k))
-    samples = int(rng.integers(5, 50))
-    return Reply(order.run, order.round, order.device, samples, losses.astype("<f4").tobytes(), 9, b"", 5, 20_000, 7, 8)
+    found, differences = rng.uniform(1, 3), array("f", order.sigma * rng.normal(size=order.k))
+    if order.bits == 32:
+        losses = array("f", [found, *differences]).tobytes()
+    else:
+        scale, codes = quantise(differences, order.bits, order.seed, order.round, order.device)
+        losses = array("f", [found, scale]).tobytes() + codes
+    passes = forward_passes(SAMPLES, order.k)
+    return Reply(
+        order.run, order.round, order.device, SAMPLES, losses, passes, b"", 5, 20_000, 7, 8
+    )  # fmt: skip
 
 
-def coordinator_for(devices: int, per_round: int, seed: int = 3) -> Coordinator:
-    rules = Rules(RUN, seed, devices, per_round, K, sigma=1e-3)
+def coordinator_for(devices: int, per_round: int, seed: int = 3, bits: int = 32) -> Coordinator:
+    rules = Rules(RUN, seed, devices, per_round, K, sigma=1e-3, robust="clip", max_share=0.5, bits=bits)
     return Coordinator.start(rules, Optimiser(lr=0.1), np.random.default_rng(seed).normal(size=N))
 
 
@@ -40,15 +50,23 @@ class Stage:
     """A conductor before its first round; numbers are stored as its owner would."""
 
     def __init__(
-        self, devices: int = 6, per_round: int = 3, numbers: dict[str, int] | None = None, **fleet: Any
+        self,
+        devices: int = 6,
+        per_round: int = 3,
+        numbers: dict[str, int] | None = None,
+        closed: bool = False,
+        bits: int = 32,
+        **fleet: Any,
     ) -> None:
         self.now = 100.0
         self.stored: list[dict[str, int]] = []
-        self.coordinator = coordinator_for(devices, per_round)
+        self.said: list[str] = []
+        self.coordinator = coordinator_for(devices, per_round, bits=bits)
         rules = Fleet.model_validate({"sample": "present", "deadline": 60.0, "gather": 10.0} | fleet)
         self.conductor = Conductor(
-            self.coordinator, rules, PROGRAM_BYTES, 0, b"an-epoch", numbers or {}, self.stored.append
-        )
+            self.coordinator, rules, PROGRAM_BYTES, 0, b"an-epoch", numbers or {}, self.stored.append, closed=closed,
+            say=self.said.append,
+        )  # fmt: skip
 
     def say(self, name: str, message: Message, life: int = 0) -> list[Send]:
         """A device's process publishes a message."""
@@ -56,7 +74,7 @@ class Stage:
 
     def join(self, name: str, wanted: int = ANY_NUMBER, life: int = 0, held: int = 0) -> list[Send]:
         """A device joins and is ready."""
-        return self.say(name, Join(wanted), life) + self.say(name, Ready(RUN, held, 20), life)
+        return self.say(name, Join(wanted), life) + self.say(name, Ready(RUN, held, SAMPLES), life)
 
     def leave(self, name: str, life: int = 0) -> list[Send]:
         """The broker tells that a device's process has gone."""

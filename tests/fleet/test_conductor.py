@@ -55,17 +55,58 @@ def test_new_names_get_the_numbers_they_want_or_the_lowest_free_ones() -> None:
     assert stage.stored[-1] == {"a": 1, "b": 0, "c": 2, "d": 5}
 
 
-def test_number_of_a_device_that_never_was_ready_is_free_again_when_it_leaves() -> None:
-    stage = Stage(devices=1, per_round=1)
-    stage.say("mistyped", Join(ANY_NUMBER))
-    assert "full" in reason(stage.say("a", Join(ANY_NUMBER)))
-    stage.leave("mistyped")
+def test_device_that_never_becomes_ready_holds_nothing() -> None:
+    stage = Stage(devices=2, per_round=1)
+    stage.join("b", 0)
+    stage.say("squatter", Join(ANY_NUMBER))
     (send,) = stage.say("a", Join(ANY_NUMBER))
     assert isinstance(send.message, Welcome)
+    assert send.message.device == 1
     stage.say("a", Ready(RUN, 0, 20))
-    stage.leave("a")
-    assert "full" in reason(stage.say("mistyped", Join(ANY_NUMBER)))
-    assert stage.stored == [{"a": 0}]
+    assert stage.stored[-1] == {"b": 0, "a": 1}
+    # The other one is told when it comes to it.
+    assert "full" in reason(stage.say("squatter", Ready(RUN, 0, 20)))
+    assert set(stage.conductor.devices) == {"a", "b"}
+
+
+def test_device_that_asks_for_a_number_has_it_before_one_that_takes_any() -> None:
+    stage = Stage(devices=3, per_round=3, sample="all")
+    stage.open()
+    assert asked(stage.join("squatter")) == {"squatter"}
+    assert stage.conductor.devices["squatter"].number == 0
+    stage.say("a", Join(0))
+    welcome, order = stage.say("a", Ready(RUN, 0, 20))
+    assert (welcome.name, welcome.message) == ("squatter", Welcome(RUN, 1, HASH, len(PROGRAM_BYTES), 0, 1))
+    assert order.name == "a"
+    # It takes part under its other number, and what it measured under the first is nobody's answer.
+    (late,) = stage.say("squatter", answer_to(order.message))  # type: ignore[arg-type]
+    assert late.message == Ack(RUN, 1, "forged device number")
+    (other,) = stage.say("squatter", Ready(RUN, 0, 20))
+    assert isinstance(other.message, OrderMessage)
+    assert other.message.device == 1
+    assert stage.stored[-1] == {"a": 0, "squatter": 1}
+    # Once it has answered, its number is its own.
+    stage.answer(other)
+    assert reason(stage.say("b", Join(1))) == "device 1 of this run is squatter; ask for another number"
+
+
+def test_device_that_has_to_give_way_in_a_full_run_is_told() -> None:
+    stage = Stage(devices=1, per_round=1)
+    stage.join("squatter")
+    stage.say("a", Join(0))
+    (send,) = stage.say("a", Ready(RUN, 0, 20))
+    assert send.name == "squatter"
+    assert "full" in send.message.reason  # type: ignore[union-attr]
+    assert set(stage.conductor.devices) == {"a"}
+    assert stage.stored[-1] == {"a": 0}
+
+
+def test_with_an_enrolment_nobody_else_takes_part() -> None:
+    stage = Stage(devices=2, per_round=1, numbers={"a": 1, "b": 0}, closed=True)
+    assert "not enrolled" in reason(stage.say("c", Join(ANY_NUMBER)))
+    (send,) = stage.say("a", Join(ANY_NUMBER))
+    assert isinstance(send.message, Welcome)
+    assert send.message.device == 1
 
 
 def test_number_is_stored_before_its_device_is_asked() -> None:
@@ -228,11 +269,9 @@ def test_reply_in_the_name_of_another_device_is_refused() -> None:
     [
         ({"round": 0}, "late"),
         ({"round": 2}, "early"),
-        ({"losses": bytes(8)}, "wrong length"),
-        ({"stats": bytes(4)}, "wrong length"),
     ],
 )
-def test_reply_that_does_not_fit_is_refused_and_its_device_told(changes: dict[str, Any], why: str) -> None:
+def test_reply_of_another_round_changes_nothing_and_its_device_is_told(changes: dict[str, Any], why: str) -> None:
     stage, sent = full()
     (send,) = stage.answer(sent[0], **changes)
     assert send.message == Ack(RUN, changes.get("round", 1), why)
@@ -242,13 +281,93 @@ def test_reply_that_does_not_fit_is_refused_and_its_device_told(changes: dict[st
     assert len(stage.coordinator.replies) == 1
 
 
+NAN = np.array([np.nan, 0, 0], "<f4").tobytes()
+LIES: list[tuple[dict[str, Any], str]] = [
+    ({"losses": bytes(8)}, "wrong length"),
+    ({"stats": bytes(4)}, "wrong length"),
+    ({"losses": NAN}, "not finite"),
+    ({"losses": bytes(4) + NAN[:4] + bytes(4)}, "not finite"),
+    ({"losses": np.array([1e30, 0, 0], "<f4").tobytes()}, "base loss: 1e+30 said, expected 0 to 2303"),
+    ({"losses": np.array([-1, 0, 0], "<f4").tobytes()}, "base loss: -1 said, expected 0 to 2303"),
+    ({"losses": np.array([1, 1e30, 0], "<f4").tobytes()}, "differences: of size 7.071e+29, expected at most 2303"),
+    ({"samples": 10**9}, "samples: 1000000000 said, 20 declared when it joined"),
+    ({"forward_passes": 2**62}, f"forward passes: {2**62} said, the order takes 60"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), LIES)
+def test_reply_that_cannot_be_true_is_refused_named_and_replaced_at_once(changes: dict[str, Any], why: str) -> None:
+    stage, sent = full(rest_rounds=4)
+    ack, *others = stage.answer(sent[0], **changes)
+    assert ack == (sent[0].name, sent[0].instance, Ack(RUN, 1, why))
+    assert len(asked(others)) == 1
+    assert stage.conductor.refused == {why.partition(":")[0]: 1}
+    number = stage.conductor.devices[sent[0].name].number
+    assert stage.said == [f"{sent[0].name} (device {number}): its answer to round 1 is refused: {why}"]
+    # It gets no second try, not even as another process, and rests in the rounds to come.
+    assert stage.answer(sent[0])[0].message == Ack(RUN, 1, "refused before")
+    assert asked(stage.join(sent[0].name, life=1)) == set()
+    for send in [*sent[1:], *orders(others)]:
+        stage.answer(send)
+    assert not stage.conductor.late
+    stage.close()
+    assert stage.state(sent[0].name) == "resting"
+    assert stage.conductor.devices[sent[0].name].rests_until == 2 + 4
+
+
+def test_round_of_all_goes_on_without_a_device_whose_answer_is_refused() -> None:
+    stage, sent = full(devices=6, per_round=3, sample="all")
+    for send in sent[1:]:
+        stage.answer(send)
+    assert not stage.conductor.complete
+    stage.answer(sent[0], losses=NAN)
+    assert stage.conductor.complete
+    assert not stage.conductor.late
+
+
+@pytest.mark.parametrize("sample", ["all", "present"])
+def test_round_whose_answers_are_all_refused_is_asked_again(sample: str) -> None:
+    stage, sent = full(devices=6, per_round=6, sample=sample)
+    again = [send for order in sent for send in stage.answer(order, losses=NAN)]
+    if sample == "present":
+        assert asked(again) == set()
+        again = stage.wait(61)
+    assert asked(again) == set("abcdef")
+    for send in orders(again):
+        stage.answer(send)
+    assert stage.conductor.complete
+
+
+def test_round_says_for_whom_it_waits_and_since_when() -> None:
+    stage = Stage(devices=3, per_round=3, sample="present")
+    stage.conductor.open(stage.now)
+    stage.wait(20)
+    assert stage.conductor.waiting_for(stage.now).endswith("for devices to join, for 20 s (no device has joined)")
+    stage = Stage(devices=3, per_round=3, sample="all")
+    stage.open()
+    stage.join("a", 0)
+    stage.join("b", 2)
+    stage.leave("b")
+    stage.wait(35)
+    assert stage.conductor.waiting_for(stage.now) == (
+        "round 1: waiting for 35 s for a (device 0, asked 35 s ago); device 1 (nobody has joined with this number); "
+        "b (device 2, gone, last seen 35 s ago)"
+    )
+
+
+def test_samples_declared_anew_are_told_and_counted() -> None:
+    stage, _ = full()
+    stage.say("a", Ready(RUN, 0, 10**9))
+    assert stage.said == ["a (device 0): declares 1000000000 samples now, and 20 before"]
+    assert stage.conductor.refused == {"samples declared anew": 1}
+
+
 def test_what_is_not_of_this_fleet_changes_nothing_and_is_counted() -> None:
     stage, sent = full()
     assert isinstance(sent[0].message, OrderMessage)
     reply = answer_to(sent[0].message)
-    nan = encode(reply._replace(losses=np.array([np.nan, 0, 0], "<f4").tobytes()))
     name, before = sent[0].name, {n: asdict(d) for n, d in stage.conductor.devices.items()}
-    for data in (b"", b"\xff" * 40, nan, encode(sent[0].message), encode(Leave("go")), encode(reply) + b"\0"):
+    for data in (b"", b"\xff" * 40, encode(sent[0].message), encode(Leave("go")), encode(reply) + b"\0"):
         assert stage.conductor.receive(name, sent[0].instance, data, stage.now) == []
     assert stage.conductor.presence(name, encode(reply), stage.now) == []
     assert stage.say(name, reply, life=1) == []
@@ -257,7 +376,7 @@ def test_what_is_not_of_this_fleet_changes_nothing_and_is_counted() -> None:
     for message in (reply, Ready(RUN, 0, 5), Fetch(RUN, PROGRAM, 0, 0)):
         assert stage.say(name, message._replace(run=b"another!")) == []
     assert stage.coordinator.replies == ()
-    assert stage.conductor.refused == {"malformed": 7, "wrong instance": 1, "unknown name": 1, "foreign run": 3}
+    assert stage.conductor.refused == {"malformed": 6, "wrong instance": 1, "unknown name": 1, "foreign run": 3}
 
 
 def test_devices_of_another_version_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

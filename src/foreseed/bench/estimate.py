@@ -19,10 +19,10 @@ import numpy as np
 from foreseed.bench.estimate_law import law, noise_scale
 from foreseed.bench.machine import describe_machine
 from foreseed.config import load
-from foreseed.device.probing import Answer, Order, split
+from foreseed.device.probing import Answer, Order
 from foreseed.device.worker import reply_to
 from foreseed.engine import project
-from foreseed.engine.types import DirectionKind
+from foreseed.engine.types import DirectionKind, split
 from foreseed.methods import Task, ntk_baffle
 from foreseed.methods.backprop import LocalTrainer
 from foreseed.methods.protocol import Vector

@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine, memory, prune, simulator, signs, estimate and fleet."""
+"""`foreseed bench`: engine, memory, prune, simulator, signs, estimate, liars and fleet."""
 
 from __future__ import annotations
 
@@ -174,6 +174,37 @@ def estimate(
 
 
 @app.command()
+def liars(
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as train.robust=none.")] = None,
+    rounds: Annotated[int, typer.Option(min=10, help="Rounds of each run.")] = 60,
+    seeds: Annotated[str, typer.Option(help="Seeds that each figure is the mean of.")] = "0,1",
+    as_json: Json = False,
+) -> None:
+    """What devices that lie cost: points of accuracy lost with 1, 2 and 4 of 10 devices lying, by kind of lie.
+
+    Example: foreseed bench liars train.bits=1 --seeds 0,1
+    """
+    _need_engine()
+    from foreseed.bench.liars import bench_liars
+
+    if not all(seed.strip().isdecimal() for seed in seeds.split(",")):
+        raise ForeseedError(f"--seeds {seeds}: expected whole numbers, such as 0,1,2")
+    with _progress() as progress:
+        result = bench_liars(rounds, [int(seed) for seed in seeds.split(",")], overrides or [], progress=progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = Console()
+    console.print(_liars_table(result))
+    console.print(
+        f"{result['rounds']} rounds, robust {result['robust']}, {result['bits']} bits, seeds "
+        f"{', '.join(map(str, result['seeds']))}; the mean of the last five tests.",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+@app.command()
 def fleet(
     devices: Annotated[int, typer.Option(min=1, help="Devices that are connected.")] = 10,
     per_round: Annotated[int, typer.Option(min=1, help="Devices asked in a round.")] = 2,
@@ -203,6 +234,24 @@ def fleet(
     )
     if result["device_peak_mb"]:
         print(f"the largest device process held {result['device_peak_mb']:.1f} MB")
+
+
+def _liars_table(result: dict[str, Any]) -> Table:
+    shares = sorted({row["tenths"] for row in result["rows"]})
+    table = Table("lie", *(f"{share} of 10: accuracy (lost)" for share in shares), "replies refused")
+    honest = [accuracy for accuracy in result["honest"] if accuracy is not None]
+    table.add_row("none", *[f"{100 * fsum(honest) / len(honest):.1f}" if honest else "broke down"] * len(shares), "0")
+    for lie in dict.fromkeys(row["lie"] for row in result["rows"]):
+        cells, reasons = [], set[str]()
+        for share in shares:
+            runs = [row for row in result["rows"] if (row["lie"], row["tenths"]) == (lie, share)]
+            reasons |= {reason for row in runs for reason in row["refused"]}
+            ended = [row for row in runs if row["accuracy"] is not None]
+            mean = {key: 100 * fsum(row[key] for row in ended) / max(len(ended), 1) for key in ("accuracy", "lost")}
+            broken = f", {len(runs) - len(ended)} of {len(runs)} broke down" if len(ended) < len(runs) else ""
+            cells.append(f"{mean['accuracy']:.1f} ({mean['lost']:.1f}){broken}" if ended else "broke down")
+        table.add_row(lie, *cells, ", ".join(sorted(reasons)) or "0")
+    return table
 
 
 def _signs_table(result: dict[str, Any]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -17,8 +16,6 @@ from foreseed.runs import Progress
 
 _MOST = 30
 """Rows of the table; a larger fleet shows the devices that were heard of last."""
-_SILENCE = 30.0
-"""Seconds after which a plain output says what it waits for."""
 
 
 class DeviceTable:
@@ -28,7 +25,7 @@ class DeviceTable:
         self._console, self._config = console, config
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal and not quiet else None
         self._lines = Watcher(console, quiet or self._live is not None)
-        self._quiet, self._said, self._spoke = quiet, f"{config.run_name}: pruning", time.monotonic()
+        self._said = f"{config.run_name}: pruning"
         self._devices: Devices = {}
 
     def __enter__(self) -> DeviceTable:
@@ -47,7 +44,6 @@ class DeviceTable:
         """A round is over."""
         accuracy = "" if progress.accuracy is None else f", accuracy {100 * progress.accuracy:.1f} %"
         self._said = f"{self._config.run_name}: {progress.stage} {progress.done}/{progress.total}{accuracy}"
-        self._spoke = time.monotonic()
         self._lines(progress)
 
     def say(self, line: str) -> None:
@@ -56,18 +52,9 @@ class DeviceTable:
 
     def devices(self, devices: Devices) -> None:
         """The fleet as it is now."""
-        self._devices, now = devices, time.monotonic()
+        self._devices = devices
         if self._live is not None:
-            self._live.update(Group(self._said, table(devices, now)))
-        elif not self._quiet and now > self._spoke + _SILENCE:
-            self._spoke = now
-            self.say(f"{self._config.run_name}: waiting; {waiting(devices)}")
-
-
-def waiting(devices: Devices) -> str:
-    """How many devices are in which state."""
-    states = Counter(device.state for device in devices.values())
-    return ", ".join(f"{count} {state}" for state, count in states.items()) or "no device has joined"
+            self._live.update(Group(self._said, table(devices, time.monotonic())))
 
 
 def table(devices: Devices, now: float) -> Table:

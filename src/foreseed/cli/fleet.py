@@ -10,7 +10,7 @@ import typer
 
 from foreseed.engine.errors import ForeseedError
 
-fleet_app = typer.Typer(no_args_is_help=True, help="A real fleet over MQTT: make its keys.")
+fleet_app = typer.Typer(no_args_is_help=True, help="A real fleet over MQTT: make its keys, enrol its devices.")
 
 _MOST = 100_000
 
@@ -32,15 +32,42 @@ def keys(
     """
     from foreseed.fleet.keys import make_keys
 
-    if count is not None and not 1 <= count <= _MOST:
-        raise ForeseedError(f"--count {count}: expected 1 to {_MOST} devices")
-    names = [*(device or []), *(f"device-{number}" for number in range(count or 0))]
+    names = _names(device, count)
     done = make_keys(folder, names, host, days)
     print(f"{folder}: the broker's certificate is for {', '.join(done.hosts)}")
     for what, which in (("made", done.made), ("left alone, they have their keys", done.kept)):
         if which:
             print(f"{what}: {_listed(which)}")
     _print_next(folder, names[0] if names else "NAME", done.hosts[0])
+
+
+@fleet_app.command()
+def enrol(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The enrolment file; one that exists is added to.")],
+    device: Annotated[list[str] | None, typer.Option(help="A device's name; repeat it for more.")] = None,
+    count: Annotated[int | None, typer.Option(help="Enrol device-0 to device-(N-1).", metavar="N")] = None,
+    number: Annotated[
+        int | None, typer.Option(min=0, help="Its number in the run; the lowest free one if not given.")
+    ] = None,
+) -> None:
+    """Decide who takes part, under which number: serve FILE with --enrolled, and nobody else joins.
+
+    Example: foreseed fleet enrol devices.toml --device board-7 --number 3
+    """
+    from foreseed.fleet.enrolment import enrol
+
+    names = _names(device, count)
+    if not names:
+        raise ForeseedError("nobody to enrol; give --device NAME or --count N")
+    numbers = enrol(file, names, number)
+    print(f"{file}: {len(numbers)} devices; {_listed(tuple(f'{name} is {numbers[name]}' for name in names))}")
+    print(f"next: foreseed serve EXPERIMENT.toml --enrolled {quote(str(file))}")
+
+
+def _names(device: list[str] | None, count: int | None) -> list[str]:
+    if count is not None and not 1 <= count <= _MOST:
+        raise ForeseedError(f"--count {count}: expected 1 to {_MOST} devices")
+    return [*(device or []), *(f"device-{number}" for number in range(count or 0))]
 
 
 def _listed(names: tuple[str, ...]) -> str:

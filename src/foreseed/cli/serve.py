@@ -26,6 +26,9 @@ def serve(
     user: Annotated[str, typer.Option(help="User name at the broker, instead of a certificate.")] = "",
     password_file: Annotated[str, typer.Option(help="File with the password.")] = "",
     insecure: Annotated[bool, typer.Option(help="Allow plain text to a broker on another machine.")] = False,
+    enrolled: Annotated[
+        Path | None, typer.Option(help="Who takes part, under which number (see foreseed fleet enrol); nobody else.")
+    ] = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped or killed.")] = False,
     track: Track = "",
@@ -39,11 +42,13 @@ def serve(
     """
     from foreseed.cli.devices import DeviceTable
     from foreseed.fleet.devices import check
+    from foreseed.fleet.enrolment import agreed, read
     from foreseed.fleet.experiment import run_served
     from foreseed.transport.link import broker as broker_at
 
     config = config_of(tracked(words, track))
     check(config)
+    names = None if enrolled is None else agreed(read(enrolled), {}, config.data.devices)
     folder = out or Path("runs") / config.run_name
     console = Console(stderr=True, markup=False)  # with markup, [fe80::1] would vanish
     secrets = {"ca": ca, "cert": cert, "key": key, "user": user, "password_file": password_file}
@@ -52,7 +57,7 @@ def serve(
         at = broker_at(url, **secrets, insecure=insecure)
         with DeviceTable(console, config, quiet or as_json) as table:
             summary = run_served(
-                config, folder, at, table.say, resume=resume, watch=table.progress, look=table.devices
+                config, folder, at, table.say, resume=resume, watch=table.progress, look=table.devices, names=names
             )  # fmt: skip
         finish([folder], folder, as_json, summary.model_dump())
 

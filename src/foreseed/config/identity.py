@@ -14,6 +14,7 @@ _NO_EFFECT = {"workers", "name"}
 """Keys that change no bit of a run."""
 _TABLES_OF_NO_EFFECT = {"fleet", "track"}
 """Nor do the keys of these, which a run may change when it is resumed."""
+_EXCEPT = {"fleet.max_share"}
 
 
 def fingerprint(config: Config) -> str:
@@ -33,6 +34,7 @@ def _content(config: Config) -> dict[str, str]:
     for key, _ in fields(Config):
         table, _, name = key.rpartition(".")
         value = getattr(getattr(config, table) if table else config, name)
-        if key not in _NO_EFFECT and table not in _TABLES_OF_NO_EFFECT and not isinstance(value, BaseModel):
+        shapes = key in _EXCEPT or (key not in _NO_EFFECT and table not in _TABLES_OF_NO_EFFECT)
+        if shapes and not isinstance(value, BaseModel):
             content[key] = json.dumps(value)
     return content

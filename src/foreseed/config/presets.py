@@ -15,7 +15,9 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1,
             "difference": "forward", "local_steps": 1, "bits": 32, "optimiser": "sgd", "lr": 0.01, "momentum": 0.9,
             "weight_decay": 1e-3, "lr_decay": 0.998, "clip": 0.0, "rate": "fixed", "memory": False,
+            "robust": "none",
         },
+        "fleet": {"max_share": 1.0},
     },
     # What learnt best in our own measurements (docs/results.md) at the paper's forward passes and bytes.
     "best": {

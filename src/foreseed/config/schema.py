@@ -250,8 +250,8 @@ class Train(Table):
         description="memory's largest file: more remember more devices, the longest unheard are forgotten",
     )
     robust: Literal["none", "clip", "trim"] = Field(
-        default="none",
-        description="against lying devices: clip limits each number; trim drops the ends of each shared direction",
+        default="clip",
+        description="against lying devices: clip bounds each one's part; trim drops ends of shared directions",
     )
     trim: float = Field(
         default=0.1,
@@ -332,7 +332,7 @@ class Train(Table):
 
 
 class Fleet(Table):
-    """The keys of [fleet]: how `foreseed serve` holds rounds. They change nothing in a simulation."""
+    """The keys of [fleet]: how `foreseed serve` holds rounds. But for max_share they change nothing in a simulation."""
 
     sample: Literal["present", "all"] = Field(
         default="present",
@@ -352,6 +352,12 @@ class Fleet(Table):
     )
     rest_after: Count = Field(default=3, description="failures in a row after which a device is rested")
     rest_rounds: Count = Field(default=10, description="rounds that it rests")
+    max_share: float = Field(
+        default=0.3,
+        gt=0,
+        le=1,
+        description="of a round's samples, for one device: less trusts claims less, and large shards; 1 = no limit",
+    )
     replay_numbers: Count = Field(
         default=50_000_000,
         description="random numbers made to catch up, at most: more save bytes; a board makes a few million a second",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy.typing as npt
 
 from foreseed.coordinator.answers import fault
 from foreseed.coordinator.optimiser import Optimiser
-from foreseed.coordinator.robust import added
+from foreseed.coordinator.plausible import doubt, remembered
+from foreseed.coordinator.robust import added, gathered, limited
 from foreseed.coordinator.sampling import sample
 from foreseed.engine import ForeseedError
 from foreseed.engine.types import BITS, DirectionKind
@@ -59,6 +61,10 @@ class Rules:
     """What keeps devices that lie, or are broken, from deciding a round (see `robust.py`)."""
     trim: float = 0.1
     """trim: the share of devices left out at either end of every direction."""
+    max_share: float = 1.0
+    """The largest share of a round's samples that a single device counts for."""
+    classes: int = 10
+    """Of the images: how large a loss can be follows from it."""
     replay_numbers: int = 50_000_000
     """Most random numbers that a device is asked to make to catch up; a small board makes a few million a second."""
     follow_noise: bool = False
@@ -113,6 +119,8 @@ class State:
     """Encoded size of every update so far, to know what a catch-up would cost."""
     log: list[bytes] = field(default_factory=list)
     """The last updates, encoded: as many as may still be cheaper to send than the state."""
+    recent: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 3)))
+    """What the last rounds' replies were like (see `plausible.py`); nothing without a robust rule."""
 
 
 class Coordinator:
@@ -122,7 +130,11 @@ class Coordinator:
         self.rules, self.optimiser, self.state = rules, optimiser, state
         self.refused: Counter[str] = Counter()
         """Replies that changed nothing, by reason."""
+        self.declared: dict[int, int] = {}
+        """How many samples each device said that it has, before it was asked."""
         self._asked: set[int] = set()
+        self._dismissed: set[int] = set()
+        """Devices of the round whose reply was refused for what it says: they get no second one."""
         self._replies: dict[int, Reply] = {}
         self._hash = b""
         self._decoded: dict[bytes, Update] = {}
@@ -145,7 +157,7 @@ class Coordinator:
 
         The sample follows from the seed, the round and who is `present` (all, if not given), in whatever order.
         """
-        self._asked, self._replies = set(), {}
+        self._asked, self._dismissed, self._replies = set(), set(), {}
         self._hash = values_hash(self.state.values)
         pool = np.arange(self.rules.devices) if present is None else present
         return self._ask(pool, self.rules.per_round + extra)
@@ -166,25 +178,46 @@ class Coordinator:
 
     @property
     def waiting(self) -> set[int]:
-        """Devices that were asked and have not answered."""
-        return self._asked - self._replies.keys()
+        """Devices that were asked, and whose answer is still to come."""
+        return self._asked - self._replies.keys() - self._dismissed
+
+    @property
+    def dismissed(self) -> frozenset[int]:
+        """Devices that were asked, and whose answer was refused."""
+        return frozenset(self._dismissed)
 
     def receive(self, reply: Reply) -> str | None:
-        """Take a reply; returns None, or why it was refused (it then changed nothing)."""
-        reason = self._fault(reply)
+        """Take a reply; returns None, or why it was refused.
+
+        A reply that is of no use counts for nothing, and its device is not waited for any more in this round; one that
+        was not wanted changes nothing at all. Up to a colon, reasons are the same for all replies of a kind.
+        """
+        reason = self._unwanted(reply)
+        if reason is None and (reason := self._useless(reply)) is not None:
+            self._dismissed.add(reply.device)
         if reason is None:
             self._replies[reply.device] = reply
         else:
-            self.refused[reason] += 1
+            self.refused[reason.partition(":")[0]] += 1
         return reason
+
+    def forgive(self) -> set[int]:
+        """Let the devices whose replies were refused be asked again in this round; returns who they are."""
+        forgiven, self._dismissed = self._dismissed, set()
+        self._asked -= forgiven
+        return forgiven
 
     def close(self, update: Update, values: Vector, buffers: list[Vector]) -> None:
         """The round is over: take what its replies came to, and go to the next one."""
         state, replies = self.state, self.replies
         if state.stats.size:
-            total = sum(reply.samples for reply in replies)
-            shares = [reply.samples / total * np.frombuffer(reply.stats, "<f4").astype(np.float64) for reply in replies]
+            rows = np.stack([np.frombuffer(reply.stats, "<f4").astype(np.float64) for reply in replies])
+            rows = rows if self.rules.robust == "none" else gathered(rows)
+            counts = limited([reply.samples for reply in replies], self.rules)
+            shares = [count / fsum(counts) * row for count, row in zip(counts, rows, strict=True)]
             state.stats = added(shares).astype(np.float32)
+        if self.rules.robust != "none":
+            state.recent = remembered(state.recent, replies, self.rules)
         # A device that answered holds the values of the round before; one that did not may never have been reached.
         state.last_seen[[reply.device for reply in replies]] = state.round
         state.values, state.buffers = values, buffers
@@ -200,7 +233,7 @@ class Coordinator:
             while kept < len(state.log) and (weight := weight + int(state.log_bytes[-1 - kept])) < most:
                 kept += 1
             state.log = state.log[len(state.log) - kept :]
-        self._asked, self._replies = set(), {}
+        self._asked, self._dismissed, self._replies = set(), set(), {}
 
     # The catch-up: a device that keeps the optimiser's vectors can replay what it missed.
 
@@ -266,7 +299,7 @@ class Coordinator:
         self._asked.update(asked)
         return [self.order(device) for device in asked]
 
-    def _fault(self, reply: Reply) -> str | None:
+    def _unwanted(self, reply: Reply) -> str | None:
         if reply.run != self.rules.run:
             return "foreign run"
         if reply.round != self.round:
@@ -275,13 +308,17 @@ class Coordinator:
             return "unasked device"
         if reply.device in self._replies:
             return "duplicate"
-        if not self.missing:
-            return "not needed any more"
+        if reply.device in self._dismissed:
+            return "refused before"
+        return None if self.missing else "not needed any more"
+
+    def _useless(self, reply: Reply) -> str | None:
         if len(reply.stats) != self.state.stats.nbytes:
             return "wrong length"
         if not np.isfinite(np.frombuffer(reply.stats, "<f4")).all():
             return "not finite"
-        return fault(reply, self.rules)
+        stats, declared = bool(self.state.stats.size), self.declared.get(reply.device)
+        return fault(reply, self.rules) or doubt(reply, self.rules, stats, declared, self.state.recent)
 
 
 def _decode(update: bytes) -> Update:

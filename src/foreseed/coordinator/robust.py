@@ -1,36 +1,66 @@
 """Aggregation that a few lying or broken devices cannot decide.
 
-A device has no more to lie with than its loss differences and its number of samples, so this is where to look.
+A device has no more to lie with than its loss differences, its number of samples and the statistics of its batch
+norms, so this is where to look. What cannot be true at all is refused before it comes here (`plausible.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
-from math import ceil, fsum
+from math import ceil, fsum, sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    from foreseed.coordinator.coordinator import Rules
+
 Array = npt.NDArray[np.float64]
 
-CLIP = 5.0
-"""Times the median: Gaussian slopes reach it once in 1,350 directions, so honest devices hardly feel it."""
-SHARE = 2.0
+CLIP = 1.5
+"""Times the median part: some four of five parts of honest devices are shorter; the longest seen was eight times it."""
+SHARE = 1.5
 """Times the median: nobody can check how many samples a device has, so none counts for much more than the others."""
+GROWTH = 4.0
+"""Times what was usual in the last rounds: a round of few devices, all liars, is still held to that."""
+STRAY = 5.0
+"""Times the median distance from the median, for a batch norm's statistics."""
 
 
-def fair(weights: Array) -> Array:
-    """The weights, none larger than SHARE times the median one, scaled to add up to 1."""
-    limited = np.minimum(weights, SHARE * _median(weights))
-    shares: Array = limited / fsum(limited)
-    return shares
+def limited(samples: Sequence[int], rules: Rules) -> Array:
+    """How many samples of each device count.
+
+    None has more than `max_share` of them all, or, where devices are so few that somebody must, than any other. With a
+    robust rule none has more than SHARE times the median either.
+    """
+    counts = np.array(samples, np.float64)
+    if rules.robust != "none":
+        counts = np.minimum(counts, SHARE * median(counts))
+    share = max(rules.max_share, 1 / len(counts))
+    ordered = np.sort(counts)[::-1]
+    for above in range(len(ordered)):
+        # The largest so many have all the same, which is their share of what it comes to together with the others.
+        most = share * fsum(ordered[above:]) / (1 - above * share)
+        if ordered[above] <= most:
+            break
+    return np.minimum(counts, most)
 
 
-def clipped(differences: Array) -> Array:
-    """Loss differences [device, direction], none larger than CLIP times the median size of the round."""
-    limit = CLIP * _median(np.abs(differences))
-    return np.clip(differences, -limit, limit)
+def contained(differences: Array, weights: Array, usual: float = 0.0) -> Array:
+    """Loss differences [device, direction], shortened where a device would move the round by much more than others.
+
+    A device moves it by its weight times the size of its differences: at most CLIP times the median device's, which in
+    turn counts for GROWTH times the `usual` size at most (0: nothing is known of it).
+    """
+    parts = weights * np.array([size(row) for row in differences])
+    middle = median(parts)
+    if usual:
+        middle = min(middle, GROWTH * usual / len(parts))
+    factors = np.minimum(1.0, CLIP * middle / np.where(parts > 0, parts, 1.0))
+    shortened: Array = factors[:, None] * differences
+    return shortened
 
 
 def trimmed_mean(differences: Array, weights: Array, trim: float) -> Array:
@@ -41,9 +71,16 @@ def trimmed_mean(differences: Array, weights: Array, trim: float) -> Array:
     m = len(weights)
     cut = min(ceil(round(trim * m, 6)), (m - 1) // 2)
     ranks = np.argsort(np.argsort(differences, axis=0, kind="stable"), axis=0, kind="stable")
-    kept = np.where((ranks >= cut) & (ranks < m - cut), fair(weights)[:, None], 0.0)
+    kept = np.where((ranks >= cut) & (ranks < m - cut), weights[:, None], 0.0)
     mean: Array = added(kept * differences) / added(kept)
     return mean
+
+
+def gathered(rows: Array) -> Array:
+    """Statistics [device, number], none further than STRAY times the median distance from the median."""
+    middle = np.quantile(rows, 0.5, axis=0, method="lower")
+    reach = STRAY * np.quantile(np.abs(rows - middle), 0.5, axis=0, method="higher")
+    return np.clip(rows, middle - reach, middle + reach)
 
 
 def added(rows: Iterable[Array]) -> Array:
@@ -52,6 +89,11 @@ def added(rows: Iterable[Array]) -> Array:
     return reduce(np.add, rows)
 
 
-def _median(sizes: Array) -> float:
-    # The lower one of two, not their mean, which one liar among two devices would decide.
-    return float(np.quantile(sizes, 0.5, method="lower"))
+def size(row: Array) -> float:
+    """The root mean square of a device's differences, the same everywhere."""
+    return sqrt(fsum((row**2).tolist()) / len(row))
+
+
+def median(sizes: Sequence[float] | Array) -> float:
+    """The lower one of two, not their mean, which one liar among two devices would decide."""
+    return float(np.quantile(np.asarray(sizes, np.float64), 0.5, method="lower"))

@@ -12,7 +12,7 @@ from array import array
 from foreseed.device.probing import Order, OrderError
 from foreseed.device.state import RunState
 from foreseed.device.worker import Worker, over_budget
-from foreseed.engine import BudgetError, ForeseedError, ProgramError, ValuesError
+from foreseed.engine import BudgetError, ForeseedError, ProgramError, SamplesError, ValuesError
 from foreseed.wire import (
     ANY_NUMBER,
     CHUNK,
@@ -153,6 +153,8 @@ class Member:
             reply = worker.answer(order, state.values)
         except ValuesError as error:
             return self._refuse("not finite", f"round {order.round}: no answer: {error}")
+        except SamplesError as error:
+            return self._refuse("damaged shard", f"round {order.round}: no answer: {error}")
         peak, sent, received = self._costs()
         ms = int(1000 * (time.monotonic() - began))
         reply = reply._replace(compute_ms=ms, peak_kib=peak, sent=sent, received=received)

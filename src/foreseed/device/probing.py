@@ -6,10 +6,9 @@ Plain classes and no `typing` at run time: importing `dataclasses` or `typing` w
 from __future__ import annotations
 
 from array import array
-from itertools import pairwise
 
 from foreseed.engine.errors import ForeseedError
-from foreseed.engine.types import SHARED_DEVICE, Directions, Samples
+from foreseed.engine.types import SHARED_DEVICE, Directions, Samples, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,24 +128,6 @@ def answer(
         more, _ = _one_step(engine, local, samples, order, step, stats, release)
         differences += more
     return Answer(differences, base_loss, samples.count)
-
-
-def split(count: int, spread: int) -> list[tuple[int, int]]:
-    """The parts of `count` images as (first, count): consecutive, and equal but for one image."""
-    parts = min(spread, count)
-    edges = [part * count // parts for part in range(parts + 1)]
-    return [(first, end - first) for first, end in pairwise(edges)]
-
-
-def forward_passes(samples: int, k: int, spread: int = 1, central: bool = False, local_steps: int = 1) -> int:
-    """Single images that `answer` sends forward for one order.
-
-    In every local step each direction takes a pass over its part of the images, on both sides for central differences;
-    forward differences take one more over all images, for the base losses. Parts may differ by an image.
-    """
-    parts = split(samples, spread)
-    probes = sum(count * len(range(part, k, len(parts))) for part, (_, count) in enumerate(parts))
-    return local_steps * (2 * probes if central else samples + probes)
 
 
 def move(local: array[float], differences: array[float], order: Order, step: int) -> None:

@@ -30,11 +30,21 @@ class Shard:
         """How many samples the shard has."""
         return self.samples.count
 
+    def check(self) -> None:
+        """Refuse a file that was cut short after it was opened: reading what is gone would end the process."""
+        size = self._map.size()  # of the file, as it is now
+        if size < len(self._map):
+            raise SamplesError(
+                f"the shard was cut short to {size} of {len(self._map)} bytes while it was in use; write it again, and "
+                "restart the device"
+            )
+
     def release(self, first: int, count: int) -> None:
         """Tell the system that these samples are not needed for now, so that they no longer count as memory in use.
 
-        Neighbours go too; whatever is read again simply comes from the file again.
+        Neighbours go too; whatever is read again simply comes from the file again, if that is still whole.
         """
+        self.check()
         self.samples.part(first, count)  # refuses samples that are not there
         if hasattr(mmap, "MADV_DONTNEED"):
             start = max(first * self.samples.stride - _READ_AROUND, 0)

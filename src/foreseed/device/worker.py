@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from math import isfinite
 
-from foreseed.device.probing import Order, answer, forward_passes
+from foreseed.device.probing import Order, answer
 from foreseed.device.shard import open_shard
 from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, ValuesError, quantise
-from foreseed.engine.types import NOT_A_DIFFERENCE
+from foreseed.engine.types import NOT_A_DIFFERENCE, forward_passes
 from foreseed.wire import Reply
 
 TYPE_CHECKING = False
@@ -49,8 +49,12 @@ class Worker:
             raise
 
     def answer(self, message: OrderMessage, values: Buffer) -> Reply:
-        """Follow an order at these values; ValuesError if they are such that no answer makes sense."""
+        """Follow an order at these values; ValuesError if they are such that no answer makes sense.
+
+        SamplesError, if the shard is not whole any more.
+        """
         engine, shard, order = self.engine, self.shard, Order.of(message)
+        shard.check()
         stats = None
         if self.program.n_stats:
             # Of the device's own images at the values as they are, frozen while it probes.

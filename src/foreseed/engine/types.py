@@ -1,9 +1,11 @@
-"""What every engine takes: samples and directions, and how long packed differences are.
+"""What every engine takes: samples and directions, how they are shared out, and how long packed differences are.
 
 Plain classes, and no `typing` or `dataclasses` at run time: a device loads this module (see `head.py`).
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 from foreseed.engine.errors import ForeseedError, SamplesError
 
@@ -34,6 +36,24 @@ def check_quantiser(n: int, bits: int) -> None:
     """Refuse what no quantiser can do."""
     if n < 1 or bits not in BITS[:-1]:
         raise ForeseedError(f"{n} loss differences in {bits} bits each: expected at least one, in 1, 2, 4 or 8 bits")
+
+
+def split(count: int, spread: int) -> list[tuple[int, int]]:
+    """The parts of `count` images as (first, count): consecutive, and equal but for one image."""
+    parts = min(spread, count)
+    edges = [part * count // parts for part in range(parts + 1)]
+    return [(first, end - first) for first, end in pairwise(edges)]
+
+
+def forward_passes(samples: int, k: int, spread: int = 1, central: bool = False, local_steps: int = 1) -> int:
+    """Single images that a device sends forward to answer one order.
+
+    In every local step each direction takes a pass over its part of the images, on both sides for central differences;
+    forward differences take one more over all images, for the base losses. Parts may differ by an image.
+    """
+    parts = split(samples, spread)
+    probes = sum(count * len(range(part, k, len(parts))) for part, (_, count) in enumerate(parts))
+    return local_steps * (2 * probes if central else samples + probes)
 
 
 class _Plain:

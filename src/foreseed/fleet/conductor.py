@@ -16,9 +16,14 @@ How a round goes with `sample = "present"`:
 - Who was asked and left, or ran out of time, failed unless it answers before the round closes. After rest_after
   failures in a row a device rests for rest_rounds rounds, for twice as many if it fails again right after, and so on up
   to 16 times as many. Where fewer than min_replies devices could answer otherwise, resting ones are asked too.
+- A device whose answer is refused for what it says is told why, is no longer at work, and rests from the next round on.
 
 With `sample = "all"` the coordinator's own sample is asked, whoever is there, and waited for without a deadline, so the
-run is the simulator's to the bit.
+run is the simulator's to the bit; a device whose answer is refused is not waited for.
+
+Who has which number: names that were enrolled beforehand have theirs, and with them nobody else takes part. Otherwise a
+number belongs to the first device that is ready under it; one that joined without asking for a number, and has not
+answered yet, gives way to one that asks for it.
 """
 
 from __future__ import annotations
@@ -59,11 +64,13 @@ from foreseed.wire import (
     program_hash,
 )
 
-DeviceState = Literal["joining", "ready", "asked", "answered", "resting", "gone"]
+DeviceState = Literal["joining", "ready", "asked", "answered", "refused", "resting", "gone"]
 
 _INSTANCE = re.compile(r"[0-9a-f]{8}")
 _MAX_DOUBLINGS = 4
 """Of a rest, at most."""
+_MOST_NAMED = 5
+"""Devices that are named where a round waits for more."""
 
 
 class Send(NamedTuple):
@@ -98,10 +105,15 @@ class Device:
     """In a row, up to now."""
     rests_until: int = 0
     """The round in which it may be asked again."""
+    asked_at: float | None = None
     due: float = inf
     """When its answer should be here, once it is asked."""
     enrolled: bool = False
-    """Whether its number is its own for the whole run, as from the first time that it is ready."""
+    """Whether its number is its own, as from the first time that it is ready."""
+    movable: bool = False
+    """Whether it gives way to a device that asks for its number: it took any, and has not answered yet."""
+    refused: int = 0
+    """Answers that were refused for what they said."""
 
 
 class Conductor:
@@ -116,23 +128,30 @@ class Conductor:
         epoch: bytes,
         numbers: dict[str, int],
         enrolled: Callable[[dict[str, int]], None],
+        *,
+        closed: bool = False,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Go on with the run where the coordinator stands.
 
         `batch` is the program's BatchNorm batch (0 without). `epoch` is drawn anew at each start of a server.
         `numbers` are the names enrolled so far. `enrolled` gets them with every new one, to store before it returns:
-        the number of a device that was ready once is given to nobody else.
+        the number of a device that was ready once is given to nobody else. `closed`: no other names take part. `say`
+        takes a line for the user.
         """
         self.coordinator, self.rules = coordinator, rules
         self.finished = False
         self.refused: Counter[str] = coordinator.refused
         """What arrived and changed nothing, by reason."""
+        self.late = False
+        """Whether the round closed at its deadline, with answers missing."""
         self.not_understood: dict[str, str] = {}
         """Names that send messages of another version, and what is wrong with them."""
         self.devices = {name: Device(name, number, enrolled=True) for name, number in numbers.items()}
         self._by_number = {device.number: device for device in self.devices.values()}
         self._program, self._program_hash = program, program_hash(program)
         self._batch, self._epoch, self._enrolled = batch, epoch, enrolled
+        self._closed, self._say = closed, say
         self._state = (-1, b"")
         self._timeout = rules.deadline or inf
         self._round = 0
@@ -170,9 +189,9 @@ class Conductor:
             self._count_failure(self._by_number[number])
         self._failed = set()
         self._opened, self._deadline = now, inf
-        self._started = self._ended = False
+        self._started = self._ended = self.late = False
         for device in self.devices.values():
-            device.due = inf
+            device.asked_at, device.due = None, inf
             if device.state not in ("joining", "gone"):
                 device.state = self._idle_state(device)
 
@@ -214,8 +233,7 @@ class Conductor:
             if not message.here:
                 self._mark_gone(device)
                 if not device.enrolled:
-                    # It never could take part, so another may have its number.
-                    del self.devices[name], self._by_number[device.number]
+                    del self.devices[name]
             elif device.state == "gone":
                 device.state, device.last_seen = "joining", now
         return self.tick(now)
@@ -227,17 +245,45 @@ class Conductor:
         if not self._started:
             return self._start(now)
         if self.rules.sample == "all":
-            return []
+            # Only refused answers leave nobody to wait for while some are missing.
+            if self.coordinator.waiting:
+                return []
+            self._ended = bool(self.coordinator.replies)
+            return [] if self._ended else self._ask_again(now)
         waiting = [self._by_number[number] for number in self.coordinator.waiting]
         at_work = sum(device.state == "asked" and device.due > now for device in waiting)
         replies = self.coordinator.rules.per_round - self.coordinator.missing
         if now >= self._deadline:
             self._failed |= {device.number for device in waiting if device.due <= now}
             self._deadline = now + self._timeout
-            self._ended = replies >= self.rules.min_replies
+            self._ended = self.late = replies >= self.rules.min_replies
+            if not self._ended:
+                self._forgive()
         sends = [] if self._ended else self._ask_others(replies + at_work, now)
         self._ended = self._ended or (replies >= self.rules.min_replies and not at_work and not sends)
         return sends
+
+    def waiting_for(self, now: float) -> str:
+        """For whom the round waits, and since when."""
+        if not self._started:
+            states = Counter(device.state for device in self.devices.values())
+            there = ", ".join(f"{count} {state}" for state, count in states.items()) or "no device has joined"
+            return f"round {self._round}: waiting for devices to join, for {now - self._opened:.0f} s ({there})"
+        awaited = [self._described(number, now) for number in sorted(self.coordinator.waiting)]
+        more = f" and {len(awaited) - _MOST_NAMED} more" if len(awaited) > _MOST_NAMED else ""
+        names = "; ".join(awaited[:_MOST_NAMED]) or "devices to join: those that are here were asked"
+        refused = [self._by_number[number].name for number in sorted(self.coordinator.dismissed)]
+        without = f"; refused: {', '.join(refused[:_MOST_NAMED])}" if refused else ""
+        return f"round {self._round}: waiting for {now - self._opened:.0f} s for {names}{more}{without}"
+
+    def _described(self, number: int, now: float) -> str:
+        device = self._by_number.get(number)
+        if device is None:
+            return f"device {number} (nobody has joined with this number)"
+        if device.state == "asked" and device.asked_at is not None:
+            return f"{device.name} (device {number}, asked {now - device.asked_at:.0f} s ago)"
+        seen = "never seen" if device.last_seen is None else f"last seen {now - device.last_seen:.0f} s ago"
+        return f"{device.name} (device {number}, {device.state}, {seen})"
 
     # Who takes part.
 
@@ -245,13 +291,14 @@ class Conductor:
         number = self._number_for(name, wanted)
         if isinstance(number, Leave):
             return [Send(name, instance, number)]
-        if name not in self.devices:
-            self.devices[name] = self._by_number[number] = Device(name, number)
-        device, sends = self.devices[name], []
+        sends = self._make_room() if name not in self.devices else []
+        device = self.devices.setdefault(name, Device(name, number))
+        if not device.enrolled:
+            device.number, device.movable = number, wanted == ANY_NUMBER
         if device.instance != instance:
             if device.instance:
                 reason = f"another device joined as {name}; give every device a name of its own"
-                sends = [self._send_to(device, Leave(reason))]
+                sends.append(self._send_to(device, Leave(reason)))
             self._mark_gone(device)
             device.instance = instance
         # One that is ready stays so: its Ready, which follows every Welcome, brings it an order that it may have lost.
@@ -266,20 +313,59 @@ class Conductor:
     def _number_for(self, name: str, wanted: int) -> int | Leave:
         """The number of a name in this run, or why it cannot have one."""
         known, count = self.devices.get(name), self.coordinator.rules.devices
-        if known is not None:
+        if known is not None and known.enrolled:
             if wanted in (ANY_NUMBER, known.number):
                 return known.number
             return Leave(
                 f"{name} is device {known.number} of this run and asked to be {wanted}; ask for its own number"
             )
+        if self._closed:
+            return Leave(f"{name} is not enrolled in this run; enrol it with foreseed fleet enrol, or check --name")
         if wanted == ANY_NUMBER:
-            free = next((number for number in range(count) if number not in self._by_number), None)
-            return Leave(f"the run is full: it has {count} devices, and all have joined") if free is None else free
+            free = [number for number in range(count) if number not in self._by_number]
+            if not free:
+                return Leave(f"the run is full: it has {count} devices, and all have joined")
+            # Of those that nobody is on the way to, if there are any left.
+            others = {device.number for device in self.devices.values() if device is not known}
+            return next((number for number in free if number not in others), free[0])
         if wanted >= count:
             return Leave(f"device {wanted} is not of this run; ask for a number from 0 to {count - 1}")
-        if wanted in self._by_number:
-            return Leave(f"device {wanted} of this run is {self._by_number[wanted].name}; ask for another number")
+        holder = self._by_number.get(wanted)
+        if holder is not None and not holder.movable:
+            return Leave(f"device {wanted} of this run is {holder.name}; ask for another number")
         return wanted
+
+    def _make_room(self) -> list[Send]:
+        """Forget the device that has been joining for longest, where as many are as the run has numbers."""
+        joining = [device for device in self.devices.values() if not device.enrolled]
+        if len(joining) < self.coordinator.rules.devices:
+            return []
+        del self.devices[joining[0].name]
+        return [self._send_to(joining[0], Leave("others joined before it was ready; start it again"))]
+
+    def _enrol(self, device: Device) -> list[Send]:
+        """Give a device that is ready its number for good, or another one if somebody else was ready first."""
+        holder = self._by_number.get(device.number)
+        # One that asked for the number has it before one that took any.
+        if holder is not None and (device.movable or not holder.movable):
+            return self._give_way(device)
+        numbers = {
+            known.name: known.number for known in self.devices.values() if known.enrolled and known is not holder
+        }
+        self._enrolled(numbers | {device.name: device.number})
+        self._by_number[device.number], device.enrolled = device, True
+        if holder is None:
+            return []
+        self._failed.discard(holder.number)
+        holder.enrolled, holder.state = False, "gone"
+        return self._give_way(holder)
+
+    def _give_way(self, device: Device) -> list[Send]:
+        """Another number for a device that has none any more; one that asked for that very number is sent away."""
+        sends = self._on_join(device.name, device.instance, ANY_NUMBER if device.movable else device.number)
+        if isinstance(sends[0].message, Leave):
+            del self.devices[device.name]
+        return sends
 
     def _mark_gone(self, device: Device) -> None:
         if device.state == "asked":
@@ -304,18 +390,22 @@ class Conductor:
         return self._on_reply(device, message)
 
     def _on_ready(self, device: Device, message: Ready, now: float) -> list[Send]:
+        sends = [] if device.enrolled else self._enrol(device)
         if not device.enrolled:
-            others = {known.name: known.number for known in self.devices.values() if known.enrolled}
-            self._enrolled(others | {device.name: device.number})
-            device.enrolled = True
-        device.samples = message.samples
+            return sends
+        if device.samples not in (0, message.samples):
+            self.refused["samples declared anew"] += 1
+            self._say(f"{self._named(device)}: declares {message.samples} samples now, and {device.samples} before")
+        device.samples = self.coordinator.declared[device.number] = message.samples
         self.coordinator.holds(device.number, message.held)
         device.held = int(self.coordinator.state.last_seen[device.number])
         if device.number in self.coordinator.waiting and not self.complete:
-            return self._send_orders([self.coordinator.order(device.number)], now)
-        answered = any(reply.device == device.number for reply in self.coordinator.replies)
-        device.state = "answered" if answered else self._idle_state(device)
-        return []
+            return sends + self._send_orders([self.coordinator.order(device.number)], now)
+        if any(reply.device == device.number for reply in self.coordinator.replies):
+            device.state = "answered"
+        else:
+            device.state = "refused" if device.number in self.coordinator.dismissed else self._idle_state(device)
+        return sends
 
     def _on_fetch(self, device: Device, message: Fetch) -> list[Send]:
         what, round, offset = message.what, message.round, message.offset
@@ -340,11 +430,25 @@ class Conductor:
         if reason is None:
             self._failed.discard(device.number)
             device.failures = device.rests_until = 0
-            device.held, device.samples = reply.round - 1, reply.samples
+            device.held, device.movable = reply.round - 1, False
             device.peak_kib, device.sent, device.received = reply.peak_kib, reply.sent, reply.received
             if device.state == "asked":
                 device.state = "answered"
+        elif device.state == "asked" and device.number in self.coordinator.dismissed:
+            self._rest(device, reason)
         return [self._send_to(device, Ack(reply.run, reply.round, reason or ""))]
+
+    def _rest(self, device: Device, reason: str) -> None:
+        """Of a device that said what cannot be: no more of it in this round, nor in the next ones."""
+        device.state, device.refused = "refused", device.refused + 1
+        device.failures = max(device.failures, self.rules.rest_after - 1)
+        self._failed.add(device.number)
+        if device.refused & (device.refused - 1) == 0:  # the first time, the second, the fourth, ...
+            again = f" ({device.refused} times so far)" if device.refused > 1 else ""
+            self._say(f"{self._named(device)}: its answer to round {self._round} is refused: {reason}{again}")
+
+    def _named(self, device: Device) -> str:
+        return f"{device.name} (device {device.number})"
 
     # Rounds.
 
@@ -370,6 +474,17 @@ class Conductor:
         self._last_present = ready
         return self._send_orders(self.coordinator.open(candidates, self.rules.extra), now)
 
+    def _ask_again(self, now: float) -> list[Send]:
+        """Begin the round anew: all its answers were refused."""
+        self._forgive()
+        return self._start(now)
+
+    def _forgive(self) -> None:
+        """Let devices whose answers were refused be asked again, since the round finds too few others."""
+        for number in self.coordinator.forgive():
+            device = self._by_number[number]
+            device.state = self._idle_state(device) if device.state == "refused" else device.state
+
     def _ask_others(self, expected: int, now: float) -> list[Send]:
         """Ask as many more as it takes to expect per_round replies."""
         rules = self.coordinator.rules
@@ -392,6 +507,7 @@ class Conductor:
             device = self._by_number[order.device]
             # A device that is ready again in the same round gets no more time than it had.
             device.state, device.due = "asked", min(device.due, now + self._timeout)
+            device.asked_at = device.asked_at or now
             sends.append(self._send_to(device, order))
         return sends
 

@@ -24,6 +24,7 @@ from foreseed.coordinator import Coordinator
 from foreseed.engine import ForeseedError, Program
 from foreseed.engine.files import write_whole
 from foreseed.fleet.conductor import Conductor, Device, Send
+from foreseed.fleet.enrolment import agreed
 from foreseed.methods.ntk_baffle import run_id
 from foreseed.methods.protocol import Job, LocalResult, Traffic, Vector
 from foreseed.methods.task import Task
@@ -44,6 +45,8 @@ _ECHO_TIMEOUT = 5.0
 """Seconds for our own announcement to come back from the broker."""
 _SILENCE_TIMEOUT = 30.0
 """Seconds after which a round without a single answer is looked into."""
+_WAIT = 30.0
+"""Seconds of a round after which the user is told whom it waits for; then after twice as many, and so on."""
 _FINISH_TIMEOUT = 10.0
 """Seconds to find the broker in, when all that is left to say is that the run is over."""
 
@@ -76,8 +79,10 @@ class FleetDevices:
         broker: Broker,
         say: Callable[[str], None],
         watch: Callable[[Table], None] | None = None,
+        names: Mapping[str, int] | None = None,
     ) -> None:
-        self.task, self._workers = task, Workers(task)
+        """`names` are those of an enrolment: nobody else takes part then."""
+        self.task, self._workers, self._names = task, Workers(task), names
         self._broker, self._say, self._watch = broker, say, watch
         self._enrolled = folder / "checkpoint" / "devices.json"
         self._epoch = secrets.token_bytes(8)
@@ -134,6 +139,7 @@ class FleetDevices:
         conductor = self._conductor or self._start(coordinator)
         self._asked_at, refused = None, conductor.refused + self._inbox.dropped
         conductor.open(time.monotonic())
+        word_due, wait = time.monotonic() + _WAIT, _WAIT
         while not conductor.complete:
             if self._stopped:
                 raise KeyboardInterrupt
@@ -141,7 +147,11 @@ class FleetDevices:
             self._refresh_watch(conductor)
             self._loop.deliver(_POLL)
             self._check_silence(coordinator)
-        self._report_missing(coordinator)
+            if time.monotonic() > word_due:
+                self._say(conductor.waiting_for(time.monotonic()))
+                word_due, wait = time.monotonic() + wait, 2 * wait
+        if conductor.late:
+            self._report_late(coordinator)
         replies, traffic = coordinator.replies, self._traffic
         self._traffic = {"bytes_up": 0, "bytes_down": 0}
         self._sizes |= {reply.device: reply.samples for reply in replies}
@@ -180,9 +190,14 @@ class FleetDevices:
     def _start(self, coordinator: Coordinator) -> Conductor:
         config, program = self.task.config, self.task.program
         batch = config.train.batch if program.n_stats else 0
+        numbers = self._numbers()
+        if self._names is not None:
+            numbers = agreed(self._names, numbers, config.data.devices)
+            self._store(numbers)
         self._conductor = Conductor(
-            coordinator, config.fleet, program.bytes, batch, self._epoch, self._numbers(), self._store
-        )
+            coordinator, config.fleet, program.bytes, batch, self._epoch, numbers, self._store,
+            closed=self._names is not None, say=self._say,
+        )  # fmt: skip
         self._link = self._connect()
         return self._conductor
 
@@ -243,9 +258,7 @@ class FleetDevices:
             self._silence_deadline = inf
             self.evaluate(self.task.program, coordinator.state.values, coordinator.state.stats)
 
-    def _report_missing(self, coordinator: Coordinator) -> None:
-        if not coordinator.missing:
-            return
+    def _report_late(self, coordinator: Coordinator) -> None:
         self._late_rounds += 1
         if self._late_rounds & (self._late_rounds - 1) == 0:  # the first time, the second, the fourth, ...
             wanted = self.task.config.data.per_round
@@ -295,7 +308,8 @@ class FleetDevices:
         names, peaks = {number: name for name, number in self._numbers().items()}, dict[str, int]()
         for row in rows:
             for number, peak in zip(row["participants"], row["peaks_kib"], strict=True):
-                peaks[names[number]] = max(peak, peaks.get(names[number], 0))
+                name = names.get(number, f"device {number}")  # one that is not enrolled any more
+                peaks[name] = max(peak, peaks.get(name, 0))
         return {
             "devices": len(names),
             "device_peak_mb": max(peaks.values()) * 1024 / 1e6,

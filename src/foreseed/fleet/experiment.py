@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from foreseed.config import Config
@@ -23,13 +23,17 @@ def run_served(
     watch: Watch | None = None,
     look: Callable[[Table], None] | None = None,
     task: Task | None = None,
+    names: Mapping[str, int] | None = None,
 ) -> Summary:
-    """Run a config on the devices that a broker reaches; `look` is shown who is there, again and again."""
+    """Run a config on the devices that a broker reaches; `look` is shown who is there, again and again.
+
+    `names` are those that are enrolled, with their numbers: nobody else takes part then.
+    """
 
     def task_and_devices() -> tuple[Task, FleetDevices]:
         made = task or _make(config, watch)
         say(f"serving {config.run_name} at {broker}")
-        return made, FleetDevices(made, folder, broker, say, look)
+        return made, FleetDevices(made, folder, broker, say, look, names)
 
     return run(config, folder, task_and_devices, resume=resume, watch=watch)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreseed.device.probing import forward_passes
 from foreseed.engine.program import Program
+from foreseed.engine.types import forward_passes
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ import numpy as np
 from foreseed.config import Config, Method, enter, fingerprint
 from foreseed.coordinator import Coordinator, Rules, answers
 from foreseed.coordinator.coordinator import State as ServerState
-from foreseed.coordinator.robust import added, clipped, fair, trimmed_mean
+from foreseed.coordinator.plausible import usual_size
+from foreseed.coordinator.robust import added, contained, limited, trimmed_mean
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, Program, accumulate
 from foreseed.meter import DeviceMemory, Work, bp_free_memory, forward_work
 from foreseed.methods.averaging import moving_average
@@ -66,7 +67,7 @@ class Learnt(NamedTuple):
     """For the log: all that a device needs to follow."""
     lr: float
     base_loss: float
-    """Mean loss of the devices that answered, weighted by their samples."""
+    """Mean loss of the devices that answered, weighted by the samples that count."""
     samples: int
     replies: tuple[Reply, ...]
     snr: float | None
@@ -75,7 +76,8 @@ class Learnt(NamedTuple):
 
 def init(task: Task) -> State:
     """Line 1: W <- W0 * m."""
-    coordinator = Coordinator.start(_rules(task.config), optimiser_of(task.config), task.values, task.stats)
+    rules = _rules(task.config, task.program.classes)
+    coordinator = Coordinator.start(rules, optimiser_of(task.config), task.values, task.stats)
     ema = task.values.copy() if task.config.train.ema else None
     return State(task.program, coordinator.state, ema, Descent.of(task), coordinator)
 
@@ -105,16 +107,16 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
     bits, since coordinates are independent.
     """
     rules, server, replies = coordinator.rules, coordinator.state, coordinator.replies
-    descent, weights = descent or Descent(Noise()), device_weights(rules, replies)
-    update = Update(coordinator.round, b"", stein_coefficients(rules, replies, weights))
+    descent, counts = descent or Descent(Noise()), sample_counts(rules, replies)
+    weights, usual = counts / fsum(counts), usual_size(server.recent)
+    update = Update(coordinator.round, b"", stein_coefficients(rules, replies, weights, usual))
     gradient, halves = rebuilt_gradient(rules, update, len(server.values), spread_over)
     snr = None
     if np.isfinite(gradient).all():
         # Devices that share directions have one part together.
         shared = rules.seeds == "shared"
-        counts = np.ones(1) if shared else weights * sum(reply.samples for reply in replies)
         devices = [SHARED_DEVICE] if shared else [reply.device for reply in replies]
-        mean, snr = descent.combine(update.round, devices, counts, halves)
+        mean, snr = descent.combine(update.round, devices, np.ones(1) if shared else counts, halves)
         gradient = mean if rules.memory else gradient
     share = descent.noise.share if rules.follow_noise else 1.0
     update = update._replace(step=coordinator.optimiser.step(update.round, share))
@@ -124,27 +126,28 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
     coordinator.close(update, values, buffers)
     # fsum: the built-in sum of floats rounds differently from one Python version to the next.
     samples = sum(reply.samples for reply in replies)
-    loss = fsum(reply.samples * reply.base_loss for reply in replies) / samples
+    loss = fsum(count * reply.base_loss for count, reply in zip(counts, replies, strict=True)) / fsum(counts)
     return Learnt(update, share * coordinator.optimiser.lr_at(update.round), loss, samples, replies, snr)
 
 
-def device_weights(rules: Rules, replies: Sequence[Reply]) -> Doubles:
-    """N_i / N, where N counts the images of the devices that answered."""
+def sample_counts(rules: Rules, replies: Sequence[Reply]) -> Doubles:
+    """N_i: how many of their images count, for the devices that answered."""
     if not replies:
         raise ForeseedError("the round has no replies to learn from; wait, or ask other devices")
-    total = sum(reply.samples for reply in replies)
-    weights = np.array([reply.samples / total for reply in replies])
-    return fair(weights) if rules.robust == "clip" else weights
+    return limited([reply.samples for reply in replies], rules)
 
 
-def stein_coefficients(rules: Rules, replies: Sequence[Reply], weights: Doubles) -> tuple[tuple[int, bytes], ...]:
+def stein_coefficients(
+    rules: Rules, replies: Sequence[Reply], weights: Doubles, usual: float = 0.0
+) -> tuple[tuple[int, bytes], ...]:
     """Eq. 16: g = sum over i and k of w_i dL_ik / (K sigma) z_ik; these are the factors of the directions z_ik.
 
-    Shared directions have one factor each, of device SHARED_DEVICE.
+    Shared directions have one factor each, of device SHARED_DEVICE. `usual` is the size of differences in the last
+    rounds, 0 if there were none.
     """
     differences = np.stack([answers.differences(reply, rules) for reply in replies])
     if rules.robust == "clip":
-        differences = clipped(differences)
+        differences = contained(differences, weights, usual)
     scale = 1.0 / (rules.k * rules.sigma)
     if rules.robust == "trim":
         factors = [(SHARED_DEVICE, scale * trimmed_mean(differences, weights, rules.trim))]
@@ -209,12 +212,13 @@ def device_memory(task: Task, state: State) -> DeviceMemory:
     return bp_free_memory(state.program, state.values, task.test, batch)
 
 
-def _rules(config: Config) -> Rules:
+def _rules(config: Config, classes: int) -> Rules:
     t = config.train
     return Rules(
         run_id(config), config.seed, config.data.devices, config.data.per_round, t.k, t.sigma, t.direction, t.seeds,
         t.spread, t.difference == "central", t.local_steps, t.local_lr, t.clip, t.robust, t.trim,
-        config.fleet.replay_numbers, bits=t.bits, follow_noise=t.rate == "noise", memory=t.memory,
+        config.fleet.max_share, classes, config.fleet.replay_numbers, bits=t.bits, follow_noise=t.rate == "noise",
+        memory=t.memory,
     )  # fmt: skip
 
 

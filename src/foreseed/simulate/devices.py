@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from foreseed.coordinator import Coordinator
-from foreseed.device.probing import Answer, Order, answer, move, split
+from foreseed.device.probing import Answer, Order, answer, move
 from foreseed.device.worker import reply_to
 from foreseed.engine import Program, project
-from foreseed.engine.types import Buffer
+from foreseed.engine.types import Buffer, split
 from foreseed.methods.backprop import LocalTrainer
 from foreseed.methods.protocol import Job, LocalResult, Traffic, Vector
 from foreseed.methods.task import Task
@@ -60,15 +60,20 @@ class SimulatedDevices:
 
     def ask(self, coordinator: Coordinator, program: Program) -> Traffic:
         present = None if self.participants is None else self.participants[coordinator.round - 1]
+        everyone, before = range(coordinator.rules.devices) if present is None else present, coordinator.refused.copy()
         orders = coordinator.open(present)
         up = down = 0
-        for order in orders:
-            fetched = _fetched(coordinator, order, program)
-            up, down = up + fetched[0], down + fetched[1] + coordinator.order_bytes(order)
-        for reply in self.replies(orders, program, coordinator.state.values):
-            coordinator.receive(reply)
-            up += len(encode(reply))
-        return Traffic(up, down)
+        while orders:
+            for order in orders:
+                fetched = _fetched(coordinator, order, program)
+                up, down = up + fetched[0], down + fetched[1] + coordinator.order_bytes(order)
+            for reply in self.replies(orders, program, coordinator.state.values):
+                coordinator.receive(reply)
+                up += len(encode(reply))
+            # As a real fleet does: another device is asked in the place of one whose answer was refused.
+            orders = coordinator.ask_others(everyone)
+        refused = dict(coordinator.refused - before)
+        return Traffic(up, down, {"refused": refused} if refused else {})
 
     def train(self, job: Job) -> Iterator[LocalResult]:
         self._prepare_trainer(job.program)

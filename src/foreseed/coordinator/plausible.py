@@ -1,0 +1,74 @@
+"""Whether a reply can be true: by its order, by what its device declared, and by what the last rounds were like.
+
+Nothing here depends on who else has answered so far, so a round comes to the same whatever the order of its replies.
+A reason begins with a few words that replies are counted by; behind a colon stand what was said and what was expected.
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from foreseed.coordinator import answers
+from foreseed.coordinator.robust import median, size
+from foreseed.engine.types import forward_passes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from foreseed.coordinator.coordinator import Rules
+    from foreseed.wire import Reply
+
+Recent = npt.NDArray[np.float64]
+"""Of each of the last rounds, the medians of its devices: size of differences, base loss, samples."""
+
+ROUNDS = 16
+"""That count as recent; one bad round among them decides nothing."""
+HOPELESS = 1000.0
+"""Times the loss of guessing, ln(classes): no model that is worth training has such a loss."""
+WORSE = 20.0
+"""Times the recent loss, or that of guessing: a device with images unlike all others' may well be at five times."""
+MORE = 1000.0
+"""Times the recent number of samples: a shard so much larger than the others would count for little more anyway."""
+LARGER = 100.0
+"""Times the recent size of differences: honest devices were seen at five times."""
+
+
+def doubt(reply: Reply, rules: Rules, has_stats: bool, declared: int | None, recent: Recent) -> str | None:
+    """Why a reply that is whole and finite cannot be true."""
+    if declared is not None and reply.samples != declared:
+        return f"samples: {reply.samples} said, {declared} declared when it joined"
+    passes = forward_passes(reply.samples, rules.k, rules.spread, rules.central, rules.local_steps)
+    passes += reply.samples if has_stats else 0
+    if reply.forward_passes != passes:
+        return f"forward passes: {reply.forward_passes} said, the order takes {passes}"
+    if rules.robust == "none":
+        return None
+    if len(recent) and reply.samples > (most := MORE * median(recent[:, 2])):
+        return f"samples: {reply.samples} said, expected at most {most:.0f}"
+    guessing = log(rules.classes)
+    highest = HOPELESS * guessing
+    if len(recent):
+        highest = min(highest, WORSE * max(guessing, median(recent[:, 1])))
+    if not 0 <= reply.base_loss <= highest:
+        return f"base loss: {reply.base_loss:.4g} said, expected 0 to {highest:.4g}"
+    found = size(answers.differences(reply, rules))
+    largest = min(HOPELESS * guessing, LARGER * usual_size(recent)) if len(recent) else HOPELESS * guessing
+    if found > largest:
+        return f"differences: of size {found:.4g}, expected at most {largest:.4g}"
+    return None
+
+
+def usual_size(recent: Recent) -> float:
+    """Of differences in the last rounds; 0 before the first."""
+    return median(recent[:, 0]) if len(recent) else 0.0
+
+
+def remembered(recent: Recent, replies: Sequence[Reply], rules: Rules) -> Recent:
+    """The last rounds with this one."""
+    sizes = [size(answers.differences(reply, rules)) for reply in replies]
+    losses, samples = [reply.base_loss for reply in replies], [reply.samples for reply in replies]
+    return np.concatenate([recent, [[median(sizes), median(losses), median(samples)]]])[-ROUNDS:]
