@@ -22,7 +22,7 @@ def onnx_model(program: Program, parameters: Mapping[str, Any], as_inputs: bool)
     graph, layers = Graph(parameters), program.layers()
 
     def add(stage: Stage, x: list[str]) -> str:
-        layer = layers[stage.number]
+        layer = layers[stage.owner]
         own = [f"{layer.name}.{name}" for name in stage.part.parameters(stage.op, stage.shape)]
         return str(stage.part.onnx(graph, stage.op, x, own))
 
@@ -50,9 +50,24 @@ class Graph:
         """Append a node and give the name of what it makes, flat if its first input is."""
         name = output or f"{kind}{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
-        if self.is_flat(inputs[0]) or kind == "Flatten":
+        if kind == "Flatten" or (inputs and self.is_flat(inputs[0])):
             self._flat.add(name)
         return name
+
+    def constant(self, value: float | list[int]) -> str:
+        """A number, or a row of whole numbers."""
+        return self.add("Constant", [], **{"value_float" if isinstance(value, float) else "value_ints": value})
+
+    def alike(self, names: Sequence[str]) -> list[str]:
+        """Tensors that a node takes together: all flat, or all maps."""
+        if all(map(self.is_flat, names)):
+            return list(names)
+        return [self._as_map(name) if self.is_flat(name) else name for name in names]
+
+    def _as_map(self, name: str) -> str:
+        made = self.add("Unsqueeze", [name, self.constant([2, 3])])
+        self._flat.discard(made)
+        return made
 
     def is_flat(self, name: str) -> bool:
         return name in self._flat
