@@ -61,7 +61,7 @@ static span pool_span(const fs_op *op, uint32_t i, uint32_t size, uint32_t kerne
     const int64_t start = (int64_t)i * stride - padding, end = start + kernel;
     span s = {start < 0 ? 0 : (uint32_t)start, end > size ? size : (uint32_t)end, kernel};
     if (op->pool != FS_POOL_AVERAGE) s.count = s.end - s.first;
-    else if (end > (int64_t)size + padding) s.count = (uint32_t)(size + padding - start); /* ceil_mode */
+    else if (fs_has(FS_LAYER_CEIL_MODE) && end > (int64_t)size + padding) s.count = (uint32_t)(size + padding - start); /* ceil_mode */
     return s;
 }
 

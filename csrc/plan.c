@@ -82,7 +82,7 @@ static void draft_tensors(const fs_program *program, draft *d) {
         } else if (fs_has(FS_LAYER_PAD) && op.kind == FS_PAD) {
             s.h += op.window.kh + op.window.sh, s.w += op.window.kw + op.window.sw;
         }
-        if (op.pool) fs_pool_size(&op, &s);
+        if (fs_has(FS_LAYER_POOL) && op.pool) fs_pool_size(&op, &s);
         const uint32_t host = find_host(d, &op, i, n);
         if (host < n && (host || !d->streamed)) d->root[i + 1] = d->root[host];
         fs_place *p = &d->places[i + 1];
@@ -132,7 +132,8 @@ static void draft_buffers(const fs_program *program, const fs_config *config, dr
         fs_size made = {0, d->places[op.a].h, d->places[op.a].w};
         fs_conv_size(&op, &made);
         widest = larger(widest, made.w);
-        const uint32_t high = op.pool == FS_POOL_ADAPTIVE ? made.h / op.pooling.kh + 2 : op.pooling.kh;
+        const int adaptive = fs_has(FS_LAYER_ADAPTIVE_POOL) && op.pool == FS_POOL_ADAPTIVE;
+        const uint32_t high = adaptive ? made.h / op.pooling.kh + 2 : op.pooling.kh;
         if (op.pool) in_flight = larger(in_flight, high + 1); /* rows come in pairs */
         if (i == 0 && d->streamed) {
             const uint32_t height = program->height + 2 * op.window.ph;

@@ -31,7 +31,7 @@ void fs_read_op(const fs_program *program, uint32_t number, fs_op *op) {
     op->kind = p[0], op->act = p[1], op->flags = p[2], op->rice = p[3];
     op->owner = number;
     /* One that shares values has the number of their op where that one has its Rice parameter. */
-    if (op->flags & FS_FLAG_SHARED && op->rice < number) {
+    if (fs_has(FS_LAYER_SHARED) && op->flags & FS_FLAG_SHARED && op->rice < number) {
         op->owner = op->rice;
         op->rice = (p - OP * (number - op->owner))[3];
     }
@@ -69,13 +69,13 @@ int fs_conv_size(const fs_op *op, fs_size *s) {
 
 int fs_pool_size(const fs_op *op, fs_size *s) {
     const fs_window *w = &op->pooling;
-    if (op->pool == FS_POOL_ADAPTIVE) {
+    if (fs_has(FS_LAYER_ADAPTIVE_POOL) && op->pool == FS_POOL_ADAPTIVE) {
         /* A window is at most this high, and 255 rows are what pooling takes at a time. */
         const int fits = w->kh && w->kw && s->h / w->kh + 2 <= UINT8_MAX;
         s->h = w->kh, s->w = w->kw;
         return fits;
     }
-    const int ceil = op->flags & FS_FLAG_CEIL;
+    const int ceil = fs_has(FS_LAYER_CEIL_MODE) && op->flags & FS_FLAG_CEIL;
     return slide(&s->h, w->kh, w->sh, w->ph, ceil) && slide(&s->w, w->kw, w->sw, w->pw, ceil);
 }
 
@@ -178,19 +178,17 @@ static int check_fields(const fs_program *program, const fs_op *op, const uint8_
     return !op->act || (op->kind != FS_POOL && op->kind < FS_CAT);
 }
 
-/* What of FS_LAYER_* an op needs. */
-static uint32_t layers(const fs_op *op) {
-    uint32_t needed = op->act > FS_ACT_RELU ? 1u << op->act : 0;
-    if (op->kind == FS_ADD) needed |= FS_LAYER_ADD;
-    if (op->kind == FS_MUL) needed |= FS_LAYER_MUL;
-    if (op->kind == FS_CAT) needed |= FS_LAYER_CAT;
-    if (op->kind == FS_PAD) needed |= FS_LAYER_PAD;
-    if (op->kind == FS_NORM) needed |= op->groups ? FS_LAYER_GROUP_NORM : FS_LAYER_BATCH_NORM;
-    if (op->pool) needed |= FS_LAYER_POOL;
-    if (op->pool == FS_POOL_ADAPTIVE) needed |= FS_LAYER_ADAPTIVE_POOL;
-    if (op->flags & FS_FLAG_CEIL) needed |= FS_LAYER_CEIL_MODE;
-    if (op->flags & FS_FLAG_SHARED) needed |= FS_LAYER_SHARED;
-    return needed;
+/* Whether an op needs a layer that this build lacks; a build with all of them has no code for the question. */
+static int is_left_out(const fs_op *op) {
+    const uint32_t acts = (1u << (FS_ACT_GELU_TANH + 1)) - 1;
+    return (!fs_has(acts) && !fs_has(1u << op->act)) || (!fs_has(FS_LAYER_ADD) && op->kind == FS_ADD) ||
+           (!fs_has(FS_LAYER_MUL) && op->kind == FS_MUL) || (!fs_has(FS_LAYER_CAT) && op->kind == FS_CAT) ||
+           (!fs_has(FS_LAYER_PAD) && op->kind == FS_PAD) || (!fs_has(FS_LAYER_POOL) && op->pool) ||
+           (!fs_has(FS_LAYER_CEIL_MODE) && op->flags & FS_FLAG_CEIL) ||
+           (!fs_has(FS_LAYER_ADAPTIVE_POOL) && op->pool == FS_POOL_ADAPTIVE) ||
+           (!fs_has(FS_LAYER_BATCH_NORM) && op->kind == FS_NORM && !op->groups) ||
+           (!fs_has(FS_LAYER_GROUP_NORM) && op->kind == FS_NORM && op->groups) ||
+           (!fs_has(FS_LAYER_SHARED) && op->flags & FS_FLAG_SHARED);
 }
 
 static fs_status check_op(fs_program *program, uint32_t number, fs_size *sizes, size_t *at, size_t size, uint64_t *live,
@@ -199,8 +197,8 @@ static fs_status check_op(fs_program *program, uint32_t number, fs_size *sizes, 
     fs_read_op(program, number, &op);
     const uint8_t *record = program->bytes + HEADER + 8 * program->channels + OP * number;
     if (op.a > number || op.b > number || !check_fields(program, &op, record)) return FS_BAD_OP;
-    if (!fs_has(layers(&op))) return FS_LEFT_OUT;
-    if (!check_owner(program, &op, number, sizes)) return FS_BAD_OP;
+    if (is_left_out(&op)) return FS_LEFT_OUT;
+    if (fs_has(FS_LAYER_SHARED) && !check_owner(program, &op, number, sizes)) return FS_BAD_OP;
     fs_size s = sizes[op.a];
     const fs_size *second = &sizes[op.b];
     const fs_window *w = &op.window, none = {0};

@@ -3,7 +3,17 @@
 from foreseed.models.binding import Binding, bind, restore, stats
 from foreseed.models.compiler import compile
 from foreseed.models.errors import MaskError, ModelError, UnknownModelError, UnsupportedLayerError
-from foreseed.models.zoo import MODELS, build, lenet5, lenet5_wide, resnet20
+from foreseed.models.zoo import (
+    MODELS,
+    build,
+    dscnn,
+    lenet5,
+    lenet5_wide,
+    mobilenetv2_tiny,
+    mobilenetv3_small,
+    resnet20,
+    squeezenet,
+)
 
 __all__ = [
     "MODELS",
@@ -15,9 +25,13 @@ __all__ = [
     "bind",
     "build",
     "compile",
+    "dscnn",
     "lenet5",
     "lenet5_wide",
+    "mobilenetv2_tiny",
+    "mobilenetv3_small",
     "resnet20",
     "restore",
+    "squeezenet",
     "stats",
 ]
