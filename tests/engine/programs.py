@@ -127,9 +127,7 @@ def _ops(draw: st.DrawFn, shapes: list[Shape], ops: list[Op]) -> Op:
 
 
 @st.composite
-def _convs(
-    draw: st.DrawFn, a: int, shape: Shape, act: Act, slope: float, owner: int | None, ops: list[Op]
-) -> Op:
+def _convs(draw: st.DrawFn, a: int, shape: Shape, act: Act, slope: float, owner: int | None, ops: list[Op]) -> Op:
     c, *size = shape
     padding = [draw(st.integers(0, 2)) for _ in size]
     padded = [n + 2 * p for n, p in zip(size, padding, strict=True)]

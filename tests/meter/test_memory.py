@@ -65,9 +65,24 @@ NETS: dict[str, nn.Module] = {
     ),
     "sum of the image with itself": Net(lambda s, x: s.head(s.a(F.hardswish(x + x))), a=conv(), head=head()),
     "every activation": nn.Sequential(
-        conv(), nn.ReLU6(), conv(4), nn.LeakyReLU(0.1), conv(4), nn.Hardsigmoid(), conv(4), nn.Sigmoid(), conv(4),
-        nn.SiLU(), conv(4), nn.Tanh(), conv(4), nn.GELU(), conv(4), nn.GELU("tanh"), head(),
-    ),  # fmt: skip
+        conv(),
+        nn.ReLU6(),
+        conv(4),
+        nn.LeakyReLU(0.1),
+        conv(4),
+        nn.Hardsigmoid(),
+        conv(4),
+        nn.Sigmoid(),
+        conv(4),
+        nn.SiLU(),
+        conv(4),
+        nn.Tanh(),
+        conv(4),
+        nn.GELU(),
+        conv(4),
+        nn.GELU("tanh"),
+        head(),
+    ),
     "products": Net(
         lambda s, x: s.head(s.a(x) * s.b(x) * s.b(x).mean((2, 3), keepdim=True)), a=conv(), b=conv(), head=head()
     ),

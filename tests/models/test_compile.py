@@ -375,7 +375,9 @@ def nets(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, int, int]]:
             c, h, w = out, (h + 2 * padding - kernel[0]) // stride + 1, (w + 2 * padding - kernel[1]) // stride + 1
         elif kind == "act":
             plain = draw(st.sampled_from([nn.Tanh(), nn.Sigmoid(), nn.GELU(), nn.GELU("tanh"), nn.LeakyReLU(0.2)]))
-            kind_of_act = draw(st.sampled_from([nn.ReLU, nn.Hardswish, nn.ReLU6, nn.SiLU, nn.Hardsigmoid, nn.LeakyReLU]))
+            kind_of_act = draw(
+                st.sampled_from([nn.ReLU, nn.Hardswish, nn.ReLU6, nn.SiLU, nn.Hardsigmoid, nn.LeakyReLU])
+            )
             layers.append(draw(st.sampled_from([plain, kind_of_act(inplace=draw(st.booleans()))])))
         elif kind == "pool":
             k, s = draw(st.integers(1, min(3, h, w))), draw(st.integers(1, 2))

@@ -56,7 +56,9 @@ class Graph:
 
     def constant(self, value: float | list[int]) -> str:
         """A number, or a row of whole numbers."""
-        return self.add("Constant", [], **{"value_float" if isinstance(value, float) else "value_ints": value})
+        if isinstance(value, float):
+            return self.add("Constant", [], value_float=value)
+        return self.add("Constant", [], value_ints=value)
 
     def alike(self, names: Sequence[str]) -> list[str]:
         """Tensors that a node takes together: all flat, or all maps."""

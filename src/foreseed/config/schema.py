@@ -99,7 +99,7 @@ class Model(Table):
     )
     activation: Literal["hardswish", "relu"] = Field(
         default="hardswish",
-        description="lenet5 and resnet20: hardswish is smooth, which suits probing by small steps; relu is a little cheaper",
+        description="lenet5, resnet20: hardswish is smooth, which suits probing by small steps; relu is a bit cheaper",
     )
     norm: Literal["group", "batch"] = Field(
         default="group",

@@ -99,9 +99,10 @@ class Op:
 
     def encode(self) -> bytes:
         dh, dw = self.dilation
+        number = self.slope if self.act is Act.LEAKY_RELU and self.kind is not Kind.NORM else self.eps
         return OP.pack(
             self.kind, self.act, self.flags, self.rice, self.a, self.b | dh - 1 | dw - 1 << 8, self.channels,
-            self.groups, *self.window, self.pool, *self.pool_window, 0, self.n_weights, self.eps if self.kind is Kind.NORM or self.act is not Act.LEAKY_RELU else self.slope,
+            self.groups, *self.window, self.pool, *self.pool_window, 0, self.n_weights, number,
         )  # fmt: skip
 
     @staticmethod

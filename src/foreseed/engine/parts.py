@@ -158,7 +158,19 @@ _CONV = Part(
     saved=lambda op, shape, made: Saved(input=True),
     reference_bytes=_conv_reference_bytes,
     fields=frozenset(
-        {"act", "slope", "flags", "rice", "channels", "groups", "window", "dilation", "pool", "pool_window", "n_weights"}
+        {
+            "act",
+            "slope",
+            "flags",
+            "rice",
+            "channels",
+            "groups",
+            "window",
+            "dilation",
+            "pool",
+            "pool_window",
+            "n_weights",
+        }
     ),
     flags=PARAMETERS | SHARED | CEIL,
     prunable=True,
@@ -241,7 +253,9 @@ _CAT = Part(
     shape=lambda op, shape, other: (shape[0] + other[0], *shape[1:]),
     fields=frozenset({"b"}),
     n_inputs=2,
-    rules=lambda op, shapes: [(shapes[0][1:] == shapes[1][1:], f"it joins {shapes[0]} and {shapes[1]}: expected one map size")],
+    rules=lambda op, shapes: [
+        (shapes[0][1:] == shapes[1][1:], f"it joins {shapes[0]} and {shapes[1]}: expected one map size")
+    ],
 )
 
 
@@ -300,7 +314,9 @@ def _pool(name: str, torch: str, onnx: str, saved: Callable[[Op, Shape, Shape], 
 def _adaptive_shape(op: Op, shape: Shape) -> Shape:
     rows, columns = op.pool_window[:2]
     if min(rows, columns) < 1 or shape[1] // rows + 2 > 255:
-        raise ValueError(f"an adaptive pool of {shape[1]}x{shape[2]} to {rows}x{columns}: expected windows below 254 rows")
+        raise ValueError(
+            f"an adaptive pool of {shape[1]}x{shape[2]} to {rows}x{columns}: expected windows below 254 rows"
+        )
     return shape[0], rows, columns
 
 

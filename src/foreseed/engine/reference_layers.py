@@ -111,16 +111,19 @@ def hardsigmoid(op: Op, own: Own, x: Floats) -> Floats:
 
 def _clipped(x: Floats) -> Floats:
     rising = np.where(x < 0, np.float32(0), x)
-    return np.where(rising > 6, np.float32(6), rising)
+    clipped: Floats = np.where(rising > 6, np.float32(6), rising)
+    return clipped
 
 
 def leaky_relu(op: Op, own: Own, x: Floats) -> Floats:
-    return np.where(x < 0, np.float32(op.slope) * x, x)
+    bent: Floats = np.where(x < 0, np.float32(op.slope) * x, x)
+    return bent
 
 
 def sigmoid(op: Op, own: Own, x: Floats) -> Floats:
     power, _ = _exponential(-np.abs(x))
-    return np.where(x < 0, power, np.float32(1)) / (np.float32(1) + power)
+    share: Floats = np.where(x < 0, power, np.float32(1)) / (np.float32(1) + power)
+    return share
 
 
 def silu(op: Op, own: Own, x: Floats) -> Floats:
@@ -129,7 +132,8 @@ def silu(op: Op, own: Own, x: Floats) -> Floats:
 
 def tanh(op: Op, own: Own, x: Floats) -> Floats:
     _, less_one = _exponential(np.float32(-2) * np.abs(x))
-    return np.where(x < 0, less_one, -less_one) / (np.float32(2) + less_one)
+    quotient: Floats = np.where(x < 0, less_one, -less_one) / (np.float32(2) + less_one)
+    return quotient
 
 
 def gelu_tanh(op: Op, own: Own, x: Floats) -> Floats:
@@ -201,7 +205,10 @@ def _windows(x: Floats, op: Op, outside: float = 0, beyond: float = 0) -> Floats
     kh, kw, sh, sw, ph, pw = op.pool_window
     _, rows, columns = POOLS[op.pool].shape(op, x.shape[1:])
     padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), constant_values=outside)
-    more = [max(0, (n - 1) * s + k - size) for n, s, k, size in zip((rows, columns), (sh, sw), (kh, kw), padded.shape[2:], strict=True)]
+    more = [
+        max(0, (n - 1) * s + k - size)
+        for n, s, k, size in zip((rows, columns), (sh, sw), (kh, kw), padded.shape[2:], strict=True)
+    ]
     padded = np.pad(padded, ((0, 0), (0, 0), (0, more[0]), (0, more[1])), constant_values=beyond)
     return sliding_window_view(padded, (kh, kw), axis=(2, 3))[:, :, ::sh, ::sw]
 

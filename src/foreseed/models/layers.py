@@ -172,7 +172,9 @@ def _group_norm(net: Net, module: nn.GroupNorm, x: View) -> View:
     return _norm(net, module, x, module.num_channels, module.num_groups)
 
 
-def _norm(net: Net, module: nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm, x: View, channels: int, groups: int) -> View:
+def _norm(
+    net: Net, module: nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm, x: View, channels: int, groups: int
+) -> View:
     require(x.shape[0] == channels, f"expects {channels} channels and reads {x}; {_CHECK}")
     require(module.eps > 0, f"has eps {module.eps}, expected more than 0")
     affine = module.weight is not None
@@ -280,7 +282,9 @@ def _pad(net: Net, input: View, pad: Any, mode: str = "constant", value: float |
     require(not input.flat, "reads a flattened tensor, expected channels x height x width")
     require(mode == "constant" and not value, "pads with something else than zeros, only zeros are supported")
     left, right, top, bottom = (*pad, 0, 0)[:4]
-    require(len(pad) in (2, 4) and min(pad) >= 0, f"pads by {tuple(pad)}, expected (left, right, top, bottom) from 0 on")
+    require(
+        len(pad) in (2, 4) and min(pad) >= 0, f"pads by {tuple(pad)}, expected (left, right, top, bottom) from 0 on"
+    )
     return net.emit(Op(Kind.PAD, input.tensor, window=(top, left, bottom, right, 0, 0)), input)
 
 
@@ -317,8 +321,8 @@ def _mul_(net: Net, input: View, other: Any) -> View:
 def _cat(net: Net, tensors: Any, dim: int = 0) -> View:
     views = len(tensors) > 0 and all(isinstance(x, View) for x in tensors)
     require(views, "joins something that is not a tensor of the forward pass")
-    joined, *others = tensors
-    for x in others:
+    joined: View = tensors[0]
+    for x in tensors[1:]:
         over_channels = x.flat == joined.flat and dim % len(x.dims) == 1
         require(over_channels, f"joins {joined} and {x} over dimension {dim}, only over channels, dim=1, is supported")
         require(x.shape[1:] == joined.shape[1:], f"joins {joined} and {x}, expected maps of one size")

@@ -59,7 +59,8 @@ class _SqueezeExcite(nn.Module):
         self.gate = nn.Hardsigmoid()
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(self.fc2(self.act(self.fc1(self.pool(x)))))
+        factors: Tensor = self.gate(self.fc2(self.act(self.fc1(self.pool(x)))))
+        return x * factors
 
 
 class _Bottleneck(NamedTuple):

@@ -78,9 +78,7 @@ def mobilenetv3_small(
     return _initialised(MobileNetV3Small(in_shape, classes, _choose("norm", norm, _NORMS)), init, seed)
 
 
-def squeezenet(
-    in_shape: Shape = (3, 32, 32), classes: int = 10, *, init: str = "kaiming", seed: int = 0
-) -> nn.Module:
+def squeezenet(in_shape: Shape = (3, 32, 32), classes: int = 10, *, init: str = "kaiming", seed: int = 0) -> nn.Module:
     """Make SqueezeNet 1.1, as published: 727,626 parameters for 10 classes."""
     return _initialised(SqueezeNet(in_shape, classes), init, seed)
 
@@ -104,9 +102,10 @@ def build(
 ) -> nn.Module:
     """Make a model by name: the same weights for the same seed on every machine; torch's global generator is kept.
 
-    Names: those of `MODELS`, or `package.module:factory` for a model of your own: a function or class that is given `in_shape` and `classes` if it has parameters of these names, and needs nothing else (its weights are
-    as portable as what it draws them with; torch's generator is seeded for it). `activation`,
-    `norm` and `init` are for the named models that have a choice; your own sees to them itself.
+    Names: those of `MODELS`, or `package.module:factory` for a model of your own: a function or class that is given
+    `in_shape` and `classes` if it has parameters of these names, and needs nothing else (its weights are as portable as
+    what it draws them with; torch's generator is seeded for it). `activation`, `norm` and `init` are for the named
+    models that have a choice; your own sees to them itself.
     """
     options = {"in_shape": tuple(in_shape), "classes": classes}
     if ":" in name:
