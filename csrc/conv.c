@@ -46,27 +46,43 @@ float *fs_row(const fs_engine *e, const fs_place *place, float *tensor, uint32_t
            (row + place->border_h) * fs_row_floats(place, e->lanes) + (size_t)place->border_w * e->lanes;
 }
 
+/* What window `i` of a pool covers of a map's rows (or columns). */
+typedef struct {
+    uint32_t first, end;
+    uint32_t count; /* how many of them its mean divides by */
+} span;
+
+static span pool_span(const fs_op *op, uint32_t i, uint32_t size, uint32_t kernel, uint32_t stride, uint32_t padding) {
+    if (fs_has(FS_LAYER_ADAPTIVE_POOL) && op->pool == FS_POOL_ADAPTIVE) { /* `kernel` windows share the map */
+        const uint32_t first = i * size / kernel, end = ((i + 1) * size + kernel - 1) / kernel;
+        const span s = {first, end, end - first};
+        return s;
+    }
+    const int64_t start = (int64_t)i * stride - padding, end = start + kernel;
+    span s = {start < 0 ? 0 : (uint32_t)start, end > size ? size : (uint32_t)end, kernel};
+    if (op->pool != FS_POOL_AVERAGE) s.count = s.end - s.first;
+    else if (fs_has(FS_LAYER_CEIL_MODE) && end > (int64_t)size + padding) s.count = (uint32_t)(size + padding - start); /* ceil_mode */
+    return s;
+}
+
 void fs_pool_row(const fs_engine *e, const fs_op *op, float *out, const float *first, size_t row_floats, uint32_t ring,
                  uint32_t height, uint32_t width, uint32_t out_row, uint32_t out_width) {
+    if (!fs_has(FS_LAYER_POOL)) return;
     const fs_window *w = &op->pooling;
-    const int64_t top = (int64_t)out_row * w->sh - w->ph;
-    const uint32_t y0 = top < 0 ? 0 : (uint32_t)top;
-    const uint32_t y1 = top + w->kh > height ? height : (uint32_t)(top + w->kh);
+    const span ys = pool_span(op, out_row, height, w->kh, w->sh, w->ph);
     for (uint32_t x = 0; x < out_width;) {
-        const int64_t left = (int64_t)x * w->sw - w->pw;
-        const uint32_t x0 = left < 0 ? 0 : (uint32_t)left;
-        const uint32_t x1 = left + w->kw > width ? width : (uint32_t)(left + w->kw);
+        const span xs = pool_span(op, x, width, w->kw, w->sw, w->pw);
         /* All windows that lie inside go in one call, those that stick out one by one. */
         uint32_t windows = 1;
-        if (x1 - x0 == w->kw) {
-            windows = (width - x1) / w->sw + 1;
+        if (xs.end - xs.first == w->kw && w->sw) {
+            windows = (width - xs.end) / w->sw + 1;
             if (windows > out_width - x) windows = out_width - x;
         }
         const float *rows[255];
-        for (uint32_t y = y0; y < y1; y++) rows[y - y0] = first + (y % ring) * row_floats + (size_t)x0 * e->lanes;
-        const uint32_t count = op->pool == FS_POOL_AVERAGE ? w->kh * w->kw : (y1 - y0) * (x1 - x0);
-        const fs_pooling pooling = {y1 - y0, x1 - x0, w->sw, windows, e->lanes, op->pool == FS_POOL_MAX,
-                                    1.0f / (float)count};
+        for (uint32_t y = ys.first; y < ys.end; y++)
+            rows[y - ys.first] = first + (y % ring) * row_floats + (size_t)xs.first * e->lanes;
+        const fs_pooling pooling = {ys.end - ys.first, xs.end - xs.first, w->sw, windows, e->lanes,
+                                    op->pool == FS_POOL_MAX, 1.0f / (float)(ys.count * xs.count)};
         e->isa->pool(out + (size_t)x * e->lanes, rows, &pooling);
         x += windows;
     }
@@ -132,6 +148,11 @@ static void slide_window(fs_engine *e, const job *j, uint32_t block, uint32_t fi
 
 /* ---- taps ---- */
 
+/* From the window of a result to what weight (c, ky, kx) multiplies. */
+static int32_t tap(const fs_engine *e, const job *j, uint32_t c, uint32_t ky, uint32_t kx) {
+    return (int32_t)(c * j->in_channel + ky * j->op->dh * j->in_row + (size_t)kx * j->op->dw * e->lanes);
+}
+
 /* The taps of one channel: offsets[i] (or, for four channels together, slots[i] = 4 x its place in the
  * dense row + part). Returns how many. */
 static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *slots, uint32_t part) {
@@ -153,7 +174,7 @@ static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *slot
             kx -= w->kw;
             if (++ky == w->kh) ky = 0, c++;
         }
-        e->offsets[n] = (int32_t)(c * j->in_channel + ky * j->in_row + (size_t)kx * e->lanes);
+        e->offsets[n] = tap(e, j, c, ky, kx);
     }
     return n;
 }
@@ -165,7 +186,7 @@ static void list_all(fs_engine *e, const job *j) {
     for (uint32_t c = 0; c * w->kh * w->kw < j->row; c++)
         for (uint32_t ky = 0; ky < w->kh; ky++)
             for (uint32_t kx = 0; kx < w->kw; kx++)
-                *offset++ = (int32_t)(c * j->in_channel + ky * j->in_row + (size_t)kx * e->lanes);
+                *offset++ = tap(e, j, c, ky, kx);
 }
 
 /* ---- rows ---- */
@@ -214,8 +235,7 @@ static uint32_t pool_ready(const fs_engine *e, const job *j, uint32_t done, uint
                            float *const outs[PART], const uint32_t channels[PART]) {
     const fs_window *w = &j->op->pooling;
     for (; done < j->out->h; done++) {
-        const int64_t last = (int64_t)done * w->sh - w->ph + w->kh; /* one past it */
-        if ((last < j->height ? last : (int64_t)j->height) > computed) break;
+        if (pool_span(j->op, done, j->height, w->kh, w->sh, w->ph).end > computed) break;
         for (uint32_t m = 0; m < results; m++)
             fs_pool_row(e, j->op, fs_row(e, j->out, outs[m], channels[m], done),
                         row_in_flight(e, m, 0), e->row_capacity, e->rows_in_flight, j->height, j->width, done,
@@ -240,7 +260,7 @@ static void compute_columns(fs_engine *e, const job *j, fs_run *r, uint32_t bloc
         uint32_t top = y * op->window.sh;
         r->rows = pairs && y + 2 <= j->height ? 2 : 1;
         if (streamed) {
-            slide_window(e, j, block, top, op->window.kh + (r->rows - 1) * op->window.sh);
+            slide_window(e, j, block, top, fs_reach(op->window.kh, op->dh) + (r->rows - 1) * op->window.sh);
             top -= e->window_first;
         }
         r->in = in + top * j->in_row + (size_t)first * op->window.sw * e->lanes;
@@ -249,7 +269,10 @@ static void compute_columns(fs_engine *e, const job *j, fs_run *r, uint32_t bloc
             if (!direct) r->out_row = row_in_flight(e, m, y + 1) - r->out[m];
         }
         compute_row(e, j, r, results, width);
-        if (op->pool) pooled = pool_ready(e, j, pooled, y + r->rows, results, outs, channels);
+        for (uint32_t m = 0; m < results; m++)
+            for (uint32_t i = 0; i < r->rows; i++)
+                fs_activate(e, op, r->out[m] + (ptrdiff_t)i * r->out_row, (size_t)width * e->lanes);
+        if (fs_has(FS_LAYER_POOL) && op->pool) pooled = pool_ready(e, j, pooled, y + r->rows, results, outs, channels);
         else if (!direct)
             for (uint32_t m = 0; m < results; m++)
                 for (uint32_t i = 0; i < r->rows; i++)
@@ -305,8 +328,11 @@ static void compute(fs_engine *e, job *j, fs_run *r, const uint32_t directions[P
     if (j->height == 1 && j->width == 1 && !j->op->pool) {
         r->in = fs_tensor(e, j->in, directions[0], 0) + in_group;
         for (uint32_t m = 0; m < results; m++)
-            r->out[m] = fs_row(e, j->out, fs_tensor(e, j->out, directions[m], 0), channels[m], 0);
+            outs[m] = r->out[m] = fs_row(e, j->out, fs_tensor(e, j->out, directions[m], 0), channels[m], 0);
         compute_blocks(e, j, r, results);
+        for (uint32_t m = 0; m < results; m++)
+            for (uint32_t b = 0; b < j->batch->blocks; b++)
+                fs_activate(e, j->op, outs[m] + b * e->block_floats, e->lanes);
         return;
     }
     for (uint32_t b = 0; b < j->batch->blocks; b++) {
@@ -390,8 +416,9 @@ static void all_channels(fs_engine *e, job *j, uint32_t block) {
 void fs_conv(fs_engine *e, uint32_t number, const fs_op *op, const fs_batch *batch) {
     job j = {.op = op, .batch = batch, .in = &e->places[op->a], .out = &e->places[number + 1]};
     const fs_window *w = &op->window;
-    fs_slide(j.in->h, w->kh, w->sh, w->ph, &j.height);
-    fs_slide(j.in->w, w->kw, w->sw, w->pw, &j.width);
+    fs_size made = {0, j.in->h, j.in->w};
+    fs_conv_size(op, &made);
+    j.height = made.h, j.width = made.w;
     j.row = j.in->c / op->groups * w->kh * w->kw;
     if (e->streamed && op->a == 0) {
         j.in_row = e->window_row, j.in_channel = (size_t)e->window_height * e->window_row;

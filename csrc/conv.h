@@ -16,6 +16,10 @@ const float *fs_parameters(fs_engine *e, uint32_t d, uint32_t first, uint32_t n)
 float *fs_tensor(const fs_engine *e, const fs_place *place, uint32_t d, uint32_t block);
 /* The first interior number of a row. */
 float *fs_row(const fs_engine *e, const fs_place *place, float *tensor, uint32_t channel, uint32_t row);
+/* Activations beyond Hardswish, in place on n numbers of a row that is made: their arithmetic then stands in one place. */
+static inline void fs_activate(const fs_engine *e, const fs_op *op, float *row, size_t n) {
+    if (op->act > FS_ACT_HARDSWISH) e->isa->act(row, n, op->act, op->number);
+}
 /* One row of pooled results; `row_at(y)` rows are given by `first`, a ring of `ring` rows. */
 void fs_pool_row(const fs_engine *e, const fs_op *op, float *out, const float *first, size_t row_floats, uint32_t ring,
                  uint32_t height, uint32_t width, uint32_t out_row, uint32_t out_width);

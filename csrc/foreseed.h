@@ -38,8 +38,33 @@ typedef enum {
     FS_NO_SAMPLES,    /* zero samples */
     FS_BAD_LABEL,     /* a label is not below `classes` */
     FS_BAD_STATS,     /* a frozen variance is negative */
-    FS_NOT_FINITE     /* the loss is not a finite number */
+    FS_NOT_FINITE,    /* the loss is not a finite number */
+    FS_LEFT_OUT       /* op `where` needs a layer that this build leaves out */
 } fs_status;
+
+/* What a build may leave out, to be smaller: -DFS_WITHOUT='FS_LAYER_GELU|FS_LAYER_CAT'. Convolutions, linear layers
+ * and ReLU always stay; `foreseed bench code` tells what each takes. */
+enum {
+    FS_LAYER_HARDSWISH = 1 << 2,
+    FS_LAYER_RELU6 = 1 << 3,
+    FS_LAYER_LEAKY_RELU = 1 << 4,
+    FS_LAYER_HARDSIGMOID = 1 << 5,
+    FS_LAYER_SIGMOID = 1 << 6,
+    FS_LAYER_SILU = 1 << 7,
+    FS_LAYER_TANH = 1 << 8,
+    FS_LAYER_GELU = 1 << 9,
+    FS_LAYER_GELU_TANH = 1 << 10,
+    FS_LAYER_ADD = 1 << 11,
+    FS_LAYER_MUL = 1 << 12,
+    FS_LAYER_CAT = 1 << 13,
+    FS_LAYER_PAD = 1 << 14,
+    FS_LAYER_POOL = 1 << 15,
+    FS_LAYER_CEIL_MODE = 1 << 16,
+    FS_LAYER_ADAPTIVE_POOL = 1 << 17,
+    FS_LAYER_BATCH_NORM = 1 << 18,
+    FS_LAYER_GROUP_NORM = 1 << 19,
+    FS_LAYER_SHARED = 1 << 20
+};
 
 /* A validated program. It points into the caller's bytes, which must stay as they are. */
 typedef struct {

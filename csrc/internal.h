@@ -15,9 +15,29 @@
 #define FS_DENSE 255
 #define FS_ALIGN 64
 
-enum { FS_CONV = 1, FS_POOL, FS_NORM, FS_ADD, FS_ACT };
-enum { FS_ACT_NONE, FS_ACT_RELU, FS_ACT_HARDSWISH };
-enum { FS_POOL_NONE, FS_POOL_MAX, FS_POOL_AVERAGE, FS_POOL_INSIDE };
+enum { FS_CONV = 1, FS_POOL, FS_NORM, FS_ADD, FS_ACT, FS_MUL, FS_CAT, FS_PAD };
+/* FS_LAYER_* of an activation is the bit of its number. */
+enum {
+    FS_ACT_NONE,
+    FS_ACT_RELU,
+    FS_ACT_HARDSWISH,
+    FS_ACT_RELU6,
+    FS_ACT_LEAKY_RELU,
+    FS_ACT_HARDSIGMOID,
+    FS_ACT_SIGMOID,
+    FS_ACT_SILU,
+    FS_ACT_TANH,
+    FS_ACT_GELU,
+    FS_ACT_GELU_TANH
+};
+enum { FS_POOL_NONE, FS_POOL_MAX, FS_POOL_AVERAGE, FS_POOL_INSIDE, FS_POOL_ADAPTIVE };
+enum { FS_FLAG_PARAMETERS = 1, FS_FLAG_SHARED = 2, FS_FLAG_CEIL = 4 };
+
+#ifndef FS_WITHOUT
+#define FS_WITHOUT 0
+#endif
+/* Whether this build has all of these layers; known to the compiler, which then drops what is not needed. */
+static inline int fs_has(uint32_t layers) { return !((uint32_t)(FS_WITHOUT) & layers); }
 
 typedef struct {
     uint32_t kh, kw, sh, sw, ph, pw;
@@ -30,10 +50,19 @@ typedef struct {
 /* An op as it stands in the program. */
 typedef struct {
     uint8_t kind, act, flags, rice, pool;
+    uint32_t owner; /* the op whose values and structure it uses: its own number unless it shares them */
     uint32_t a, b, channels, groups, n_weights;
-    fs_window window, pooling;
-    float eps;
+    uint32_t dh, dw;   /* dilation of a conv */
+    fs_window window;  /* of a pad: kh kw sh sw are the rows above, columns left, rows below, columns right */
+    fs_window pooling; /* of an adaptive pool: kh kw are the rows and columns that it makes */
+    float number;      /* eps of a norm, slope of a LeakyReLU */
 } fs_op;
+
+static inline int fs_reads_two(const fs_op *op) {
+    return op->kind == FS_ADD || op->kind == FS_MUL || op->kind == FS_CAT;
+}
+/* Rows or columns that a dilated kernel spans. */
+static inline uint32_t fs_reach(uint32_t kernel, uint32_t dilation) { return (kernel - 1) * dilation + 1; }
 
 /* Walks the sparse structure of one conv, weight by weight. */
 typedef struct {
@@ -89,7 +118,9 @@ float fs_read_float(const uint8_t *bytes);
 void fs_read_op(const fs_program *program, uint32_t number, fs_op *op);
 const uint8_t *fs_structure(const fs_program *program);
 static inline const uint8_t *fs_structure_end(const fs_program *program) { return program->bytes + program->size; }
-int fs_slide(uint32_t size, uint32_t kernel, uint32_t stride, uint32_t padding, uint32_t *out);
+/* The size of what a conv, then its pool, makes of a map; 0 if it does not fit. */
+int fs_conv_size(const fs_op *op, fs_size *s);
+int fs_pool_size(const fs_op *op, fs_size *s);
 /* One micro-kernel call: `m` (1 or 4) results, each of `rows` (1 or 2) rows of `n` vectors.
  * result[r][y][i] = act(bias[r] + sum over taps t of weights[t * m + r] * in[offsets[t] + y * in_row + i * in_step]) */
 typedef struct {
@@ -127,7 +158,8 @@ typedef struct {
     void (*sums)(const float *in, size_t n, uint32_t lanes, double *sum, double *square);
     void (*affine)(float *data, size_t n, uint32_t lanes, const float *a, const float *b, uint32_t act);
     void (*add)(float *out, const float *a, const float *b, size_t n, uint32_t act);
-    void (*act)(float *out, const float *in, size_t n, uint32_t act);
+    void (*mul)(float *out, const float *a, const float *b, size_t n, size_t period, uint32_t act); /* b[i % period] */
+    void (*act)(float *data, size_t n, uint32_t act, float slope); /* any activation, in place */
     /* z for coordinates start .. start + n - 1; start is a multiple of 128 */
     void (*direction)(float *z, uint64_t seed, const uint32_t counter[3], uint32_t kind, uint32_t start, size_t n);
     /* out = values + factor * z, for n numbers */

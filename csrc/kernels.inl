@@ -14,6 +14,9 @@
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 
+/* Whether it is this activation, and the build has it. */
+INLINE int is(uint32_t act, uint32_t wanted) { return fs_has(1u << wanted) && act == wanted; }
+
 #ifdef VEC
 
 INLINE VEC activate(VEC x, uint32_t act) {
@@ -113,13 +116,102 @@ INLINE float fused(float a, float b, float c) {
 
 INLINE float activate1(float x, uint32_t act) {
     if (act == FS_ACT_RELU) return x < 0.0f ? 0.0f : x;
-    if (act == FS_ACT_HARDSWISH) {
+    if (is(act, FS_ACT_HARDSWISH)) {
         float t = x + 3.0f;
         t = t < 0.0f ? 0.0f : t;
         t = t > 6.0f ? 6.0f : t;
         return x * t * (1.0f / 6.0f);
     }
     return x;
+}
+
+/* ---- activations that a conv does not make itself: in place, once a row is there ---- */
+
+/* e^t and e^t - 1 of t <= 0 (below -87 that of -87), each to a few units in its last place: t = n ln 2 + r with
+ * |r| <= ln 2 / 2, and e^r - 1 by a polynomial. Adding 1.5 * 2^23 rounds to a whole number, which the lowest bits hold. */
+typedef struct {
+    float power, less_one;
+} exponential;
+
+INLINE exponential exponential_of(float t) {
+    t = t < -87.0f ? -87.0f : t;
+    const float shifted = t * 1.44269504f + 12582912.0f;
+    const float n = shifted - 12582912.0f;
+    const float r = (t - n * 0.693359375f) - n * -2.12194440e-4f;
+    const float above = (((0.0013950603f * r + 0.0083689534f) * r + 0.041666204f) * r + 0.16666518f) * r + 0.5f;
+    const float q = r + r * r * above;
+    uint32_t bits;
+    memcpy(&bits, &shifted, 4);
+    bits = (bits << 23) + 0x3F800000u;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    const exponential e = {scale * q + scale, scale * q + (scale - 1.0f)};
+    return e;
+}
+
+enum { SMOOTH = FS_LAYER_SIGMOID | FS_LAYER_SILU | FS_LAYER_TANH | FS_LAYER_GELU | FS_LAYER_GELU_TANH };
+
+/* All of these are one exponential and one division; the normal distribution in GELU is e^(-x^2 / 2) times t times a
+ * polynomial in t = 1 / (1 + 0.2316419 |x|), to 1.1e-7 of itself. */
+INLINE float smooth(float x, uint32_t act) {
+    const float size = x < 0.0f ? -x : x;
+    float inside = x;
+    if (is(act, FS_ACT_GELU_TANH)) inside = (x + 0.044715f * x * x * x) * 1.59576912f;
+    float t = inside < 0.0f ? inside : -inside;
+    if (is(act, FS_ACT_TANH)) t = -2.0f * size;
+    if (is(act, FS_ACT_GELU)) t = -0.5f * x * x;
+    const exponential e = exponential_of(t);
+    float above = inside < 0.0f ? e.power : 1.0f, below = 1.0f + e.power;
+    if (is(act, FS_ACT_TANH)) above = x < 0.0f ? e.less_one : -e.less_one, below = 2.0f + e.less_one;
+    if (is(act, FS_ACT_GELU)) above = 1.0f, below = 1.0f + 0.231641888f * size;
+    const float quotient = above / below;
+    if (is(act, FS_ACT_SILU) || is(act, FS_ACT_GELU_TANH)) return x * quotient;
+    if (is(act, FS_ACT_GELU)) {
+        const float p = ((((((-0.0708308485f * quotient + 0.24943752f) * quotient - 0.204797129f) * quotient +
+                            0.228278309f) * quotient + 0.0118596251f) * quotient + 0.103198459f) * quotient +
+                         0.0903250837f) * quotient + 0.0925290358f;
+        const float tail = e.power * (quotient * p);
+        return x * (x < 0.0f ? tail : 1.0f - tail);
+    }
+    return quotient;
+}
+
+INLINE float hard(float x, uint32_t act) {
+    const float shifted = is(act, FS_ACT_RELU6) ? x : x + 3.0f;
+    const float rising = shifted < 0.0f ? 0.0f : shifted;
+    const float gate = rising > 6.0f ? 6.0f : rising;
+    if (is(act, FS_ACT_RELU6)) return gate;
+    return (is(act, FS_ACT_HARDSWISH) ? x * gate : gate) * (1.0f / 6.0f);
+}
+
+INLINE void activate_all(float *data, size_t n, const uint32_t act, float slope) {
+    for (size_t i = 0; i < n; i++) {
+        const float x = data[i];
+        if (is(act, FS_ACT_LEAKY_RELU)) data[i] = x < 0.0f ? slope * x : x;
+        else if (is(act, FS_ACT_HARDSWISH) || is(act, FS_ACT_RELU6) || is(act, FS_ACT_HARDSIGMOID))
+            data[i] = hard(x, act);
+        else if ((~(uint32_t)(FS_WITHOUT) & SMOOTH) && act != FS_ACT_RELU) data[i] = smooth(x, act);
+        else data[i] = x < 0.0f ? 0.0f : x;
+    }
+}
+
+TARGET static void act_row(float *data, size_t n, uint32_t act, float slope) {
+#ifdef VEC
+    switch (act) { /* a loop for each becomes vectors */
+    case FS_ACT_RELU: activate_all(data, n, FS_ACT_RELU, slope); return;
+    case FS_ACT_HARDSWISH: activate_all(data, n, FS_ACT_HARDSWISH, slope); return;
+    case FS_ACT_RELU6: activate_all(data, n, FS_ACT_RELU6, slope); return;
+    case FS_ACT_LEAKY_RELU: activate_all(data, n, FS_ACT_LEAKY_RELU, slope); return;
+    case FS_ACT_HARDSIGMOID: activate_all(data, n, FS_ACT_HARDSIGMOID, slope); return;
+    case FS_ACT_SIGMOID: activate_all(data, n, FS_ACT_SIGMOID, slope); return;
+    case FS_ACT_SILU: activate_all(data, n, FS_ACT_SILU, slope); return;
+    case FS_ACT_TANH: activate_all(data, n, FS_ACT_TANH, slope); return;
+    case FS_ACT_GELU: activate_all(data, n, FS_ACT_GELU, slope); return;
+    case FS_ACT_GELU_TANH: activate_all(data, n, FS_ACT_GELU_TANH, slope); return;
+    }
+#else
+    activate_all(data, n, act, slope);
+#endif
 }
 
 INLINE void some(const fs_run *r, const int X, size_t first, const ptrdiff_t in_step) {
@@ -183,6 +275,7 @@ INLINE void pool_numbers(float *out, const float *const *rows, const fs_pooling 
 }
 
 TARGET static void pool(float *out, const float *const *rows, const fs_pooling *p) {
+    if (!fs_has(FS_LAYER_POOL)) return;
 #ifdef VEC
     if (p->lanes % WIDTH == 0) {
         if (p->max && p->rows == 2 && p->columns == 2) pool_vectors(out, rows, p, 2, 2, 1);
@@ -215,6 +308,7 @@ INLINE void sums_lanes(const float *in, size_t n, const uint32_t lanes, double *
 }
 
 TARGET static void sums(const float *in, size_t n, uint32_t lanes, double *sum, double *square) {
+    if (!fs_has(FS_LAYER_BATCH_NORM) && !fs_has(FS_LAYER_GROUP_NORM)) return;
     if (lanes == 16) sums_lanes(in, n, 16, sum, square);
     else if (lanes == 8) sums_lanes(in, n, 8, sum, square);
     else sums_lanes(in, n, lanes, sum, square);
@@ -226,6 +320,7 @@ INLINE void affine_lanes(float *data, size_t n, const uint32_t lanes, const floa
 }
 
 TARGET static void affine(float *data, size_t n, uint32_t lanes, const float *a, const float *b, uint32_t act) {
+    if (!fs_has(FS_LAYER_BATCH_NORM) && !fs_has(FS_LAYER_GROUP_NORM)) return;
     if (lanes == 16 && act == FS_ACT_RELU) affine_lanes(data, n, 16, a, b, FS_ACT_RELU);
     else if (lanes == 16) affine_lanes(data, n, 16, a, b, act);
     else if (lanes == 8) affine_lanes(data, n, 8, a, b, act);
@@ -233,14 +328,18 @@ TARGET static void affine(float *data, size_t n, uint32_t lanes, const float *a,
 }
 
 TARGET static void add(float *out, const float *a, const float *b, size_t n, uint32_t act) {
+    if (!fs_has(FS_LAYER_ADD)) return;
     if (act == FS_ACT_RELU)
         for (size_t i = 0; i < n; i++) out[i] = activate1(a[i] + b[i], FS_ACT_RELU);
     else
         for (size_t i = 0; i < n; i++) out[i] = activate1(a[i] + b[i], act);
 }
 
-TARGET static void act_row(float *out, const float *in, size_t n, uint32_t act) {
-    for (size_t i = 0; i < n; i++) out[i] = activate1(in[i], act);
+/* With a period of `lanes` b is one number for each of them. */
+TARGET static void mul(float *out, const float *a, const float *b, size_t n, size_t period, uint32_t act) {
+    if (!fs_has(FS_LAYER_MUL)) return;
+    for (size_t first = 0; first < n; first += period)
+        for (size_t i = 0; i < period; i++) out[first + i] = activate1(a[first + i] * b[i], act);
 }
 
 /* ---- directions (docs/protocol.md) ---- */

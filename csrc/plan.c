@@ -22,9 +22,17 @@ static uint32_t is_streamed(const fs_program *program) {
     fs_op op;
     for (uint32_t i = 0; i < program->n_ops; i++) {
         fs_read_op(program, i, &op);
-        if (i ? op.a == 0 || (op.kind == FS_ADD && op.b == 0) : op.kind != FS_CONV) return 0;
+        if (i ? op.a == 0 || (fs_reads_two(&op) && op.b == 0) : op.kind != FS_CONV) return 0;
     }
     return 1;
+}
+
+/* Where op i may work in place: the tensor that it reads for the last time, if it makes one of that size; n if nowhere. */
+static uint32_t find_host(const draft *d, const fs_op *op, uint32_t i, uint32_t n) {
+    const fs_place *a = &d->places[op->a], *b = &d->places[op->b];
+    if (op->pool || op->kind == FS_CONV || op->kind >= FS_CAT) return n;
+    if (d->dies[op->a] == i) return op->a;
+    return fs_reads_two(op) && d->dies[op->b] == i && a->h == b->h && a->w == b->w ? op->b : n;
 }
 
 static uint32_t structure_bytes(const fs_program *program, const fs_op *op, uint32_t at) {
@@ -45,7 +53,7 @@ static void draft_tensors(const fs_program *program, draft *d) {
     for (uint32_t i = 0; i < n; i++) {
         fs_read_op(program, i, &op);
         if (op.a < n) d->dies[op.a] = (uint16_t)i;
-        if (op.kind == FS_ADD && op.b < n) d->dies[op.b] = (uint16_t)i;
+        if (fs_reads_two(&op) && op.b < n) d->dies[op.b] = (uint16_t)i;
     }
     d->places[0].c = (uint16_t)program->channels;
     d->places[0].h = (uint16_t)program->height, d->places[0].w = (uint16_t)program->width;
@@ -53,28 +61,30 @@ static void draft_tensors(const fs_program *program, draft *d) {
     for (uint32_t i = 0; i < n; i++) {
         fs_read_op(program, i, &op);
         fs_size s = {d->places[op.a].c, d->places[op.a].h, d->places[op.a].w};
+        const int own = !fs_has(FS_LAYER_SHARED) || op.owner == i;
         d->steps[i] = at;
+        if (!own) d->steps[i] = d->steps[op.owner];
         d->root[i + 1] = (uint16_t)(i + 1);
         if (op.kind == FS_CONV) {
-            at.structure += structure_bytes(program, &op, at.structure);
-            at.values += op.n_weights + (op.flags & 1 ? op.channels : 0);
+            if (own) {
+                at.structure += structure_bytes(program, &op, at.structure);
+                at.values += op.n_weights + (op.flags & FS_FLAG_PARAMETERS ? op.channels : 0);
+            }
             fs_place *in = &d->places[d->root[op.a]];
             in->border_h = (uint16_t)larger(in->border_h, op.window.ph);
             in->border_w = (uint16_t)larger(in->border_w, op.window.pw);
-            s.c = op.channels;
-            fs_slide(s.h, op.window.kh, op.window.sh, op.window.ph, &s.h);
-            fs_slide(s.w, op.window.kw, op.window.sw, op.window.pw, &s.w);
-        } else if (op.kind == FS_NORM) {
-            at.values += op.flags & 1 ? 2 * s.c : 0;
+            fs_conv_size(&op, &s);
+        } else if (op.kind == FS_NORM && own) {
+            at.values += op.flags & FS_FLAG_PARAMETERS ? 2 * s.c : 0;
             at.stats += op.groups ? 0 : 2 * s.c;
+        } else if (fs_has(FS_LAYER_CAT) && op.kind == FS_CAT) {
+            s.c += d->places[op.b].c;
+        } else if (fs_has(FS_LAYER_PAD) && op.kind == FS_PAD) {
+            s.h += op.window.kh + op.window.sh, s.w += op.window.kw + op.window.sw;
         }
-        if (op.pool) {
-            fs_slide(s.h, op.pooling.kh, op.pooling.sh, op.pooling.ph, &s.h);
-            fs_slide(s.w, op.pooling.kw, op.pooling.sw, op.pooling.pw, &s.w);
-        } else if (op.kind != FS_CONV) {
-            const uint32_t host = d->dies[op.a] == i ? op.a : op.kind == FS_ADD && d->dies[op.b] == i ? op.b : n;
-            if (host < n && (host || !d->streamed)) d->root[i + 1] = d->root[host];
-        }
+        if (fs_has(FS_LAYER_POOL) && op.pool) fs_pool_size(&op, &s);
+        const uint32_t host = find_host(d, &op, i, n);
+        if (host < n && (host || !d->streamed)) d->root[i + 1] = d->root[host];
         fs_place *p = &d->places[i + 1];
         p->c = (uint16_t)s.c, p->h = (uint16_t)s.h, p->w = (uint16_t)s.w;
         p->fresh = d->root[i + 1] == i + 1;
@@ -119,14 +129,16 @@ static void draft_buffers(const fs_program *program, const fs_config *config, dr
     for (uint32_t i = 0; i < program->n_ops; i++) {
         fs_read_op(program, i, &op);
         if (op.kind != FS_CONV) continue;
-        uint32_t width = 0;
-        fs_slide(d->places[op.a].w, op.window.kw, op.window.sw, op.window.pw, &width);
-        widest = larger(widest, width);
-        if (op.pool) in_flight = larger(in_flight, op.pooling.kh + 1u); /* rows come in pairs */
+        fs_size made = {0, d->places[op.a].h, d->places[op.a].w};
+        fs_conv_size(&op, &made);
+        widest = larger(widest, made.w);
+        const int adaptive = fs_has(FS_LAYER_ADAPTIVE_POOL) && op.pool == FS_POOL_ADAPTIVE;
+        const uint32_t high = adaptive ? made.h / op.pooling.kh + 2 : op.pooling.kh;
+        if (op.pool) in_flight = larger(in_flight, high + 1); /* rows come in pairs */
         if (i == 0 && d->streamed) {
             const uint32_t height = program->height + 2 * op.window.ph;
             /* A few rows more than the kernel (two results at least), so that they seldom move. */
-            const uint32_t lean = op.window.kh + larger(op.window.sh, 3);
+            const uint32_t lean = fs_reach(op.window.kh, op.dh) + larger(op.window.sh, 3);
             d->window_height = d->lanes > 1 || height < lean ? height : lean;
             d->window_row = (program->width + 2 * op.window.pw) * d->lanes;
         }

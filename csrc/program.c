@@ -29,23 +29,54 @@ static fs_window window8(const uint8_t *p) {
 void fs_read_op(const fs_program *program, uint32_t number, fs_op *op) {
     const uint8_t *p = program->bytes + HEADER + 8 * program->channels + OP * number;
     op->kind = p[0], op->act = p[1], op->flags = p[2], op->rice = p[3];
+    op->owner = number;
+    /* One that shares values has the number of their op where that one has its Rice parameter. */
+    if (fs_has(FS_LAYER_SHARED) && op->flags & FS_FLAG_SHARED && op->rice < number) {
+        op->owner = op->rice;
+        op->rice = (p - OP * (number - op->owner))[3];
+    }
     op->a = u16(p + 4), op->b = u16(p + 6);
+    op->dh = op->dw = 1;
+    if (op->kind == FS_CONV) op->dh += p[6], op->dw += p[7], op->b = 0;
     op->channels = u16(p + 8), op->groups = u16(p + 10);
     op->window = window16(p + 12);
     op->pool = p[24];
     op->pooling = window8(p + 25);
     op->n_weights = u32(p + 32);
-    op->eps = fs_read_float(p + 36);
+    op->number = fs_read_float(p + 36);
 }
 
 const uint8_t *fs_structure(const fs_program *program) {
     return program->bytes + HEADER + 8 * program->channels + OP * program->n_ops;
 }
 
-int fs_slide(uint32_t size, uint32_t kernel, uint32_t stride, uint32_t padding, uint32_t *out) {
-    if (!kernel || !stride || size + 2 * padding < kernel) return 0;
-    *out = (size + 2 * padding - kernel) / stride + 1;
-    return 1;
+/* How often a window fits; with `ceil` once more, if that one begins before the end of what is not padding. */
+static int slide(uint32_t *size, uint32_t kernel, uint32_t stride, uint32_t padding, int ceil) {
+    const uint32_t padded = *size + 2 * padding;
+    if (!kernel || !stride || padded < kernel) return 0;
+    uint32_t out = (padded - kernel) / stride + 1;
+    if (ceil && (padded - kernel) % stride && out * stride < *size + padding) out++;
+    *size = out;
+    return out <= UINT16_MAX; /* a map has at most 65,535 rows and columns */
+}
+
+int fs_conv_size(const fs_op *op, fs_size *s) {
+    const fs_window *w = &op->window;
+    s->c = op->channels;
+    return w->kh && w->kw && slide(&s->h, fs_reach(w->kh, op->dh), w->sh, w->ph, 0) &&
+           slide(&s->w, fs_reach(w->kw, op->dw), w->sw, w->pw, 0);
+}
+
+int fs_pool_size(const fs_op *op, fs_size *s) {
+    const fs_window *w = &op->pooling;
+    if (fs_has(FS_LAYER_ADAPTIVE_POOL) && op->pool == FS_POOL_ADAPTIVE) {
+        /* A window is at most this high, and 255 rows are what pooling takes at a time. */
+        const int fits = w->kh && w->kw && s->h / w->kh + 2 <= UINT8_MAX;
+        s->h = w->kh, s->w = w->kw;
+        return fits;
+    }
+    const int ceil = fs_has(FS_LAYER_CEIL_MODE) && op->flags & FS_FLAG_CEIL;
+    return slide(&s->h, w->kh, w->sh, w->ph, ceil) && slide(&s->w, w->kw, w->sw, w->pw, ceil);
 }
 
 static int zero(const uint8_t *p, size_t n) {
@@ -80,12 +111,6 @@ static int check_structure(fs_program *program, const fs_op *op, uint64_t row, u
     return 1;
 }
 
-/* A map after a window has slid over it; a map has at most 65,535 rows and columns. */
-static int slide(fs_size *s, const fs_window *w) {
-    return fs_slide(s->h, w->kh, w->sh, w->ph, &s->h) && fs_slide(s->w, w->kw, w->sw, w->pw, &s->w) &&
-           s->h <= UINT16_MAX && s->w <= UINT16_MAX;
-}
-
 static int fits(const fs_size *s, const fs_window *padding) {
     return (uint64_t)s->c * (s->h + 2 * padding->ph) <= MOST &&
            (uint64_t)s->c * (s->h + 2 * padding->ph) * (s->w + 2 * padding->pw) <= MOST;
@@ -93,29 +118,77 @@ static int fits(const fs_size *s, const fs_window *padding) {
 
 static int check_pool(const fs_op *op, fs_size *s) {
     const fs_window *w = &op->pooling;
-    if (op->pool > FS_POOL_INSIDE || 2 * w->ph > w->kh || 2 * w->pw > w->kw) return 0;
-    if (op->pool == FS_POOL_NONE) return !(w->kh | w->kw | w->sh | w->sw | w->ph | w->pw);
+    const int adaptive = op->pool == FS_POOL_ADAPTIVE;
+    if (op->pool > FS_POOL_ADAPTIVE || 2 * w->ph > w->kh || 2 * w->pw > w->kw) return 0;
+    if ((adaptive || !op->pool) && (op->flags & FS_FLAG_CEIL || w->sh | w->sw | w->ph | w->pw)) return 0;
+    if (op->pool == FS_POOL_NONE) return !(w->kh | w->kw);
     const fs_window none = {0};
-    return slide(s, w) && fits(s, &none);
+    return fs_pool_size(op, s) && fits(s, &none);
+}
+
+/* Values that an earlier op has: of the same kind and shape, and its own. */
+static int check_owner(const fs_program *program, const fs_op *op, uint32_t number, const fs_size *sizes) {
+    if (!(op->flags & FS_FLAG_SHARED)) return 1;
+    if (op->owner == number) return 0;
+    fs_op owner;
+    fs_read_op(program, op->owner, &owner);
+    return owner.kind == op->kind && (owner.flags & 3) == (op->flags & FS_FLAG_PARAMETERS) && owner.channels == op->channels &&
+           owner.groups == op->groups && owner.n_weights == op->n_weights && owner.window.kh == op->window.kh &&
+           owner.window.kw == op->window.kw && sizes[owner.a].c == sizes[op->a].c;
 }
 
 static fs_status check_conv(fs_program *program, const fs_op *op, fs_size *s, size_t *at, size_t size, uint64_t *live) {
     const fs_window *w = &op->window;
-    if (op->b || !op->channels || !op->groups) return FS_BAD_OP;
+    if (!op->channels || !op->groups) return FS_BAD_OP;
     if (op->rice > 15 && op->rice != FS_DENSE) return FS_BAD_OP;
     if (s->c % op->groups || op->channels % op->groups || !fits(s, w)) return FS_BAD_OP;
     uint64_t row = (uint64_t)(s->c / op->groups) * w->kh;
     if (row > MOST || (row *= w->kw) > MOST || row * op->channels > MOST) return FS_BAD_OP;
-    if (!slide(s, w)) return FS_BAD_OP;
+    if (!fs_conv_size(op, s)) return FS_BAD_OP;
     uint64_t total = row * op->channels;
     if (op->n_weights > total || (op->rice == FS_DENSE && op->n_weights != total)) return FS_BAD_OP;
-    if (!check_structure(program, op, row, total, at, size)) return FS_BAD_STRUCTURE;
-    if (row > program->max_row) program->max_row = (uint32_t)row;
     program->macs += (uint64_t)op->n_weights * s->h * s->w;
-    *live += op->n_weights + (op->flags & 1 ? op->channels : 0);
-    s->c = op->channels;
+    if (!(op->flags & FS_FLAG_SHARED)) {
+        if (!check_structure(program, op, row, total, at, size)) return FS_BAD_STRUCTURE;
+        if (row > program->max_row) program->max_row = (uint32_t)row;
+        *live += op->n_weights + (op->flags & FS_FLAG_PARAMETERS ? op->channels : 0);
+    }
     const fs_window none = {0};
     return fits(s, &none) && check_pool(op, s) ? FS_OK : FS_BAD_OP;
+}
+
+/* The fields that an op does not use are zero, and version 1 knows fewer ops. */
+static int check_fields(const fs_program *program, const fs_op *op, const uint8_t *record) {
+    static const uint8_t flags[] = {[FS_CONV] = 7, [FS_POOL] = FS_FLAG_CEIL, [FS_NORM] = 3, [FS_PAD] = 0};
+    if (!op->kind || op->kind > FS_PAD || op->act > FS_ACT_GELU_TANH) return 0;
+    if (op->flags & ~flags[op->kind] || record[31]) return 0;
+    if (u16(program->bytes + 4) == 1) {
+        const int dilated = op->kind == FS_CONV && u16(record + 6);
+        if (op->kind > FS_ACT || op->act > FS_ACT_HARDSWISH || op->pool > FS_POOL_INSIDE || op->flags > 1 || dilated)
+            return 0;
+    }
+    if (op->act == FS_ACT_LEAKY_RELU ? op->kind == FS_NORM || !finite32(op->number)
+                                     : op->kind != FS_NORM && !zero(record + 36, 4))
+        return 0;
+    if (op->kind == FS_CONV) return 1;
+    if (op->rice || op->channels || op->n_weights || (op->b && !fs_reads_two(op))) return 0;
+    if (!zero(record + 12, op->kind == FS_PAD ? 0 : 8) || !zero(record + 20, 4)) return 0;
+    if (op->kind == FS_POOL ? !op->pool : !zero(record + 24, 7)) return 0;
+    if (op->kind != FS_NORM && op->groups) return 0;
+    return !op->act || (op->kind != FS_POOL && op->kind < FS_CAT);
+}
+
+/* Whether an op needs a layer that this build lacks; a build with all of them has no code for the question. */
+static int is_left_out(const fs_op *op) {
+    const uint32_t acts = (1u << (FS_ACT_GELU_TANH + 1)) - 1;
+    return (!fs_has(acts) && !fs_has(1u << op->act)) || (!fs_has(FS_LAYER_ADD) && op->kind == FS_ADD) ||
+           (!fs_has(FS_LAYER_MUL) && op->kind == FS_MUL) || (!fs_has(FS_LAYER_CAT) && op->kind == FS_CAT) ||
+           (!fs_has(FS_LAYER_PAD) && op->kind == FS_PAD) || (!fs_has(FS_LAYER_POOL) && op->pool) ||
+           (!fs_has(FS_LAYER_CEIL_MODE) && op->flags & FS_FLAG_CEIL) ||
+           (!fs_has(FS_LAYER_ADAPTIVE_POOL) && op->pool == FS_POOL_ADAPTIVE) ||
+           (!fs_has(FS_LAYER_BATCH_NORM) && op->kind == FS_NORM && !op->groups) ||
+           (!fs_has(FS_LAYER_GROUP_NORM) && op->kind == FS_NORM && op->groups) ||
+           (!fs_has(FS_LAYER_SHARED) && op->flags & FS_FLAG_SHARED);
 }
 
 static fs_status check_op(fs_program *program, uint32_t number, fs_size *sizes, size_t *at, size_t size, uint64_t *live,
@@ -123,44 +196,50 @@ static fs_status check_op(fs_program *program, uint32_t number, fs_size *sizes, 
     fs_op op;
     fs_read_op(program, number, &op);
     const uint8_t *record = program->bytes + HEADER + 8 * program->channels + OP * number;
-    if (op.a > number || op.b > number || op.act > FS_ACT_HARDSWISH || op.flags > 1 || record[31]) return FS_BAD_OP;
-    if (op.kind != FS_NORM && !zero(record + 36, 4)) return FS_BAD_OP;
+    if (op.a > number || op.b > number || !check_fields(program, &op, record)) return FS_BAD_OP;
+    if (is_left_out(&op)) return FS_LEFT_OUT;
+    if (fs_has(FS_LAYER_SHARED) && !check_owner(program, &op, number, sizes)) return FS_BAD_OP;
     fs_size s = sizes[op.a];
-    if (op.kind == FS_CONV) {
-        fs_status status = check_conv(program, &op, &s, at, size, live);
-        sizes[number + 1] = s;
-        return status;
-    }
-    if (op.rice || op.channels || !zero(record + 12, 12) || op.n_weights) return FS_BAD_OP;
-    if (op.kind != FS_POOL && !zero(record + 24, 7)) return FS_BAD_OP;
-    if (op.kind != FS_NORM && (op.groups || op.flags)) return FS_BAD_OP;
-    if (op.kind != FS_ADD && op.b) return FS_BAD_OP;
+    const fs_size *second = &sizes[op.b];
+    const fs_window *w = &op.window, none = {0};
+    int holds = 1;
     switch (op.kind) {
+    case FS_CONV: {
+        const fs_status status = check_conv(program, &op, &s, at, size, live);
+        if (status) return status;
+        break;
+    }
     case FS_POOL:
-        if (op.act || op.pool == FS_POOL_NONE || !check_pool(&op, &s)) return FS_BAD_OP;
+        holds = check_pool(&op, &s);
         break;
     case FS_NORM:
-        if (!(op.eps > 0) || !finite32(op.eps) || (op.groups && s.c % op.groups)) return FS_BAD_OP;
-        *live += op.flags & 1 ? 2 * (uint64_t)s.c : 0;
+        holds = op.number > 0 && finite32(op.number) && !(op.groups && s.c % op.groups);
+        if (!(op.flags & FS_FLAG_SHARED)) *live += op.flags & FS_FLAG_PARAMETERS ? 2 * (uint64_t)s.c : 0;
+        else if (!op.groups || !(op.flags & FS_FLAG_PARAMETERS)) return FS_BAD_OP;
         *stats += op.groups ? 0 : 2 * (uint64_t)s.c;
         break;
     case FS_ADD:
-        if (sizes[op.b].c != s.c || sizes[op.b].h != s.h || sizes[op.b].w != s.w) return FS_BAD_OP;
+    case FS_MUL:
+        holds = second->c == s.c && ((second->h == s.h && second->w == s.w) ||
+                                     (op.kind == FS_MUL && second->h == 1 && second->w == 1));
         break;
-    case FS_ACT:
+    case FS_CAT:
+        holds = second->h == s.h && second->w == s.w;
+        s.c += second->c;
         break;
-    default:
-        return FS_BAD_OP;
+    case FS_PAD:
+        s.h += w->kh + w->sh, s.w += w->kw + w->sw;
+        break;
     }
     sizes[number + 1] = s;
-    return FS_OK;
+    return holds && s.c <= UINT16_MAX && s.h <= UINT16_MAX && s.w <= UINT16_MAX && fits(&s, &none) ? FS_OK : FS_BAD_OP;
 }
 
 static fs_status check_header(fs_program *program, size_t *structure) {
     const uint8_t *p = program->bytes;
     if (program->size < HEADER) return FS_BAD_SIZE;
     if (memcmp(p, "FSPP", 4)) return FS_BAD_MAGIC;
-    if (u16(p + 4) > 1) return FS_BAD_VERSION;
+    if (u16(p + 4) > 2) return FS_BAD_VERSION;
     program->n_ops = u16(p + 6);
     program->channels = u16(p + 8), program->height = u16(p + 10), program->width = u16(p + 12);
     program->classes = u16(p + 14);

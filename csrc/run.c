@@ -45,16 +45,47 @@ static void pool_op(const fs_engine *e, const fs_op *op, const fs_place *in, con
                         in->h, in->w, y, out->w);
 }
 
-/* add and act: row by row, since two tensors may have different borders. */
+/* Writes a tensor into another, its first number at channel c, row y and column x. */
+static void copy_into(const fs_engine *e, const fs_place *in, const fs_place *out, uint32_t d, uint32_t b, uint32_t c,
+                      uint32_t y, uint32_t x) {
+    float *from = fs_tensor(e, in, d, b), *to = fs_tensor(e, out, d, b);
+    for (uint32_t i = 0; i < in->c; i++)
+        for (uint32_t j = 0; j < in->h; j++)
+            memcpy(fs_row(e, out, to, c + i, y + j) + (size_t)x * e->lanes, fs_row(e, in, from, i, j),
+                   4 * (size_t)in->w * e->lanes);
+}
+
+static void cat_op(const fs_engine *e, const fs_op *op, const fs_place *out, uint32_t d, uint32_t b) {
+    const fs_place *first = &e->places[op->a];
+    copy_into(e, first, out, d, b, 0, 0, 0);
+    copy_into(e, &e->places[op->b], out, d, b, first->c, 0, 0);
+}
+
+static void pad_op(const fs_engine *e, const fs_op *op, const fs_place *out, uint32_t d, uint32_t b) {
+    float *to = fs_tensor(e, out, d, b);
+    memset(to, 0, 4 * (size_t)fs_place_positions(out) * e->lanes);
+    copy_into(e, &e->places[op->a], out, d, b, 0, op->window.kh, op->window.kw);
+}
+
+/* add, mul and act: row by row, since two tensors may have different borders. */
 static void row_op(const fs_engine *e, const fs_op *op, const fs_place *out, uint32_t d, uint32_t b) {
     const fs_place *pa = &e->places[op->a], *pb = &e->places[op->b];
     float *a = fs_tensor(e, pa, d, b), *second = fs_tensor(e, pb, d, b), *to = fs_tensor(e, out, d, b);
     const size_t n = (size_t)out->w * e->lanes;
     for (uint32_t c = 0; c < out->c; c++)
         for (uint32_t y = 0; y < out->h; y++) {
-            float *row = fs_row(e, out, to, c, y);
-            if (op->kind == FS_ADD) e->isa->add(row, fs_row(e, pa, a, c, y), fs_row(e, pb, second, c, y), n, op->act);
-            else e->isa->act(row, fs_row(e, pa, a, c, y), n, op->act);
+            float *row = fs_row(e, out, to, c, y), *left = fs_row(e, pa, a, c, y);
+            if (fs_has(FS_LAYER_ADD) && op->kind == FS_ADD)
+                e->isa->add(row, left, fs_row(e, pb, second, c, y), n, op->act);
+            else if (fs_has(FS_LAYER_MUL) && op->kind == FS_MUL) {
+                const int whole = pb->h == out->h && pb->w == out->w; /* or one number for each channel */
+                e->isa->mul(row, left, fs_row(e, pb, second, c, whole ? y : 0), n, whole ? n : e->lanes, op->act);
+            } else {
+                if (row != left) memcpy(row, left, 4 * n);
+                if (op->act) e->isa->act(row, n, op->act, op->number);
+                continue;
+            }
+            fs_activate(e, op, row, n);
         }
 }
 
@@ -79,7 +110,11 @@ static void normalise(fs_engine *e, const fs_op *op, const fs_place *p, float *t
         a[l] = gamma / deviation[l];
         b[l] = beta - mean[l] * a[l];
     }
-    for (uint32_t y = 0; y < p->h; y++) e->isa->affine(fs_row(e, p, tensor, c, y), p->w, e->lanes, a, b, op->act);
+    for (uint32_t y = 0; y < p->h; y++) {
+        float *row = fs_row(e, p, tensor, c, y);
+        e->isa->affine(row, p->w, e->lanes, a, b, op->act);
+        fs_activate(e, op, row, (size_t)p->w * e->lanes);
+    }
 }
 
 static void set_moments(double sum, double square, double n, float *mean, float *variance) {
@@ -88,7 +123,7 @@ static void set_moments(double sum, double square, double n, float *mean, float 
     *variance = v > 0 ? (float)v : 0.0f;
 }
 
-static float deviation_of(float variance, const fs_op *op) { return fs_sqrt(variance + op->eps); }
+static float deviation_of(float variance, const fs_op *op) { return fs_sqrt(variance + op->number); }
 
 static void group_norm(fs_engine *e, const fs_op *op, const fs_place *p, uint32_t d, uint32_t block, uint32_t number) {
     float *tensor = fs_tensor(e, p, d, block);
@@ -138,19 +173,11 @@ static void batch_norm(fs_engine *e, const fs_op *op, const fs_place *p, const f
     }
 }
 
-static void copy_tensor(const fs_engine *e, const fs_place *in, const fs_place *out, uint32_t d, uint32_t b) {
-    if (!out->fresh) return;
-    float *from = fs_tensor(e, in, d, b), *to = fs_tensor(e, out, d, b);
-    for (uint32_t c = 0; c < out->c; c++)
-        for (uint32_t y = 0; y < out->h; y++)
-            memcpy(fs_row(e, out, to, c, y), fs_row(e, in, from, c, y), 4 * (size_t)out->w * e->lanes);
-}
-
 static void norm_op(fs_engine *e, const fs_op *op, uint32_t number, const fs_batch *batch, uint32_t d) {
     const fs_place *in = &e->places[op->a], *out = &e->places[number + 1];
-    for (uint32_t b = 0; b < batch->blocks; b++) copy_tensor(e, in, out, d, b);
-    if (!op->groups) batch_norm(e, op, out, batch, d, number);
-    else
+    for (uint32_t b = 0; out->fresh && b < batch->blocks; b++) copy_into(e, in, out, d, b, 0, 0, 0);
+    if (fs_has(FS_LAYER_BATCH_NORM) && !op->groups) batch_norm(e, op, out, batch, d, number);
+    else if (fs_has(FS_LAYER_GROUP_NORM))
         for (uint32_t b = 0; b < batch->blocks; b++) group_norm(e, op, out, d, b, number);
 }
 
@@ -175,12 +202,14 @@ static void forward(fs_engine *e, const fs_batch *batch) {
             continue;
         }
         for (uint32_t d = 0; d < batch->directions; d++) {
-            if (op.kind == FS_NORM) {
+            if ((fs_has(FS_LAYER_BATCH_NORM) || fs_has(FS_LAYER_GROUP_NORM)) && op.kind == FS_NORM) {
                 norm_op(e, &op, i, batch, d);
                 continue;
             }
             for (uint32_t b = 0; b < batch->blocks; b++) {
-                if (op.kind == FS_POOL) pool_op(e, &op, in, out, d, b);
+                if (fs_has(FS_LAYER_POOL) && op.kind == FS_POOL) pool_op(e, &op, in, out, d, b);
+                else if (fs_has(FS_LAYER_CAT) && op.kind == FS_CAT) cat_op(e, &op, out, d, b);
+                else if (fs_has(FS_LAYER_PAD) && op.kind == FS_PAD) pad_op(e, &op, out, d, b);
                 else row_op(e, &op, out, d, b);
             }
         }

@@ -76,6 +76,6 @@ def test_seconds_must_be_positive() -> None:
 def test_code_size_is_known_where_the_compiler_is(monkeypatch: pytest.MonkeyPatch) -> None:
     size = cortex_m_code_bytes()
     assert (size is None) == (shutil.which("arm-none-eabi-gcc") is None)
-    assert size is None or 4_000 < size < 100_000
+    assert size is None or 16_000 < size <= 26 * 1024
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert cortex_m_code_bytes() is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foreseed.bench import engine, estimate, liars, memory, prune, signs
+from foreseed.bench import code_size, engine, estimate, liars, memory, prune, signs
 from foreseed.cli import bench, main
 
 ENGINE_RESULT = {
@@ -161,6 +161,21 @@ def test_prune_prints_seconds_and_their_ratio(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     for said in ("lenet5-relu", "0.50", "0.25 (2.00)", "2 threads"):
         assert said in out
+
+
+def test_code_says_what_each_layer_takes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {(): 22_000, ("gelu",): 21_736, ("cat",): 21_850}
+    monkeypatch.setattr(code_size, "layer_names", lambda: ["gelu", "cat"])
+    monkeypatch.setattr(code_size, "cortex_m_code_bytes", lambda without=(): sizes.get(tuple(without), 20_000))
+    assert main(["bench", "code"]) == 0
+    out = capsys.readouterr().out
+    for said in ("gelu", "264", "150", "all norms", "2,000", "22,000 bytes with all layers, 20,000 with", "FS_WITHOUT"):
+        assert said in out
+    assert main(["bench", "code", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["saved"]["cat"] == 150
+    monkeypatch.setattr(code_size, "cortex_m_code_bytes", lambda without=(): None)
+    assert main(["bench", "code"]) == 2
+    assert "gcc-arm-none-eabi" in capsys.readouterr().err
 
 
 def test_estimate_table_json_and_figure(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

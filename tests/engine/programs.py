@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
+from foreseed.engine.ops import CEIL, SHARED
 from foreseed.engine.program import Act, Kind, Op, Pool, Program, assemble
 from foreseed.engine.types import Directions, Samples
+from foreseed.engine.walker import place, reads
 
 torch.set_num_threads(1)  # tensors this small only wait for other threads
 
@@ -42,7 +44,7 @@ def programs(draw: st.DrawFn) -> Case:
     ops: list[Op] = []
     live: list[list[int] | None] = []
     for _ in range(draw(st.integers(0, 6))):
-        op = draw(_ops(shapes))
+        op = draw(_ops(shapes, ops))
         _append(draw, rng, op, ops, live, shapes)
     classes = draw(st.integers(1, 5))
     _append(draw, rng, draw(_classifiers(shapes, classes)), ops, live, shapes)
@@ -71,16 +73,12 @@ def directions() -> st.SearchStrategy[Directions]:
 
 
 def _append(draw: st.DrawFn, rng: np.random.Generator, op: Op, ops: list, live: list, shapes: list[Shape]) -> None:
-    c, h, w = shapes[op.a]
     indices = None
-    if op.kind is Kind.CONV:
-        indices = _live(draw, rng, (op.channels, c // op.groups, op.window[0], op.window[1]))
-        c, h, w = op.channels, *_slide((h, w), op.window)
-    if op.pool is not Pool.NONE:
-        h, w = _slide((h, w), op.pool_window)
+    if op.kind is Kind.CONV and op.owner is None:
+        indices = _live(draw, rng, (op.channels, shapes[op.a][0] // op.groups, op.window[0], op.window[1]))
     ops.append(op)
     live.append(indices)
-    shapes.append((c, h, w))
+    shapes.append(place(op, [shapes[tensor] for tensor in reads(op)]).layer.shape)
 
 
 def _live(draw: st.DrawFn, rng: np.random.Generator, shape: tuple[int, ...]) -> list[int] | None:
@@ -94,39 +92,73 @@ def _live(draw: st.DrawFn, rng: np.random.Generator, shape: tuple[int, ...]) -> 
 
 
 @st.composite
-def _ops(draw: st.DrawFn, shapes: list[Shape]) -> Op:
+def _ops(draw: st.DrawFn, shapes: list[Shape], ops: list[Op]) -> Op:
     last = len(shapes) - 1
     a = draw(st.one_of(st.just(last), st.integers(0, last)))
     c, h, w = shapes[a]
     kind, act = draw(st.sampled_from(Kind)), draw(st.sampled_from(Act))
+    slope = float(np.float32(draw(st.sampled_from([0.01, 0.2, -0.5, 2.0])))) if act is Act.LEAKY_RELU else 0.0
+    owners = [i for i, op in enumerate(ops) if op.kind is kind and op.owner is None and shapes[op.a][0] == c]
     if kind is Kind.CONV:
-        return draw(_convs(a, shapes[a], act))
+        owner = draw(st.sampled_from(owners)) if owners and draw(st.booleans()) else None
+        return draw(_convs(a, shapes[a], act, slope, owner, ops))
     if kind is Kind.POOL:
-        return Op(kind, a, pool=draw(st.sampled_from(list(Pool)[1:])), pool_window=draw(_pool_windows((h, w))))
+        return Op(kind, a, **draw(_pools((h, w), list(Pool)[1:])))
+    if kind is Kind.PAD:
+        return Op(kind, a, window=(*(draw(st.integers(0, 2)) for _ in range(4)), 0, 0))
     if kind is Kind.NORM:
+        act = Act.RELU6 if act is Act.LEAKY_RELU else act
+        owners = [i for i in owners if ops[i].groups and ops[i].flags]
+        if owners and draw(st.booleans()):
+            owner = draw(st.sampled_from(owners))
+            return Op(kind, a, act=act, flags=1 | SHARED, rice=owner, groups=ops[owner].groups, eps=1.0)
         groups = draw(st.sampled_from([0, *_divisors(c)]))
         eps = float(np.float32(draw(st.sampled_from([1e-5, 1e-3, 0.1]))))
         return Op(kind, a, act=act, flags=draw(st.integers(0, 1)), groups=groups, eps=eps)
     if kind is Kind.ADD:
         alike = [tensor for tensor, shape in enumerate(shapes) if shape == shapes[a]]
-        return Op(kind, a, b=draw(st.sampled_from(alike)), act=act)
-    return Op(kind, a, act=act)
+        return Op(kind, a, b=draw(st.sampled_from(alike)), act=act, slope=slope)
+    if kind is Kind.MUL:
+        fits = [tensor for tensor, shape in enumerate(shapes) if shape in (shapes[a], (c, 1, 1))]
+        return Op(kind, a, b=draw(st.sampled_from(fits)), act=act, slope=slope)
+    if kind is Kind.CAT:
+        return Op(kind, a, b=draw(st.sampled_from([t for t, shape in enumerate(shapes) if shape[1:] == (h, w)])))
+    return Op(kind, a, act=act, slope=slope)
 
 
 @st.composite
-def _convs(draw: st.DrawFn, a: int, shape: Shape, act: Act) -> Op:
+def _convs(draw: st.DrawFn, a: int, shape: Shape, act: Act, slope: float, owner: int | None, ops: list[Op]) -> Op:
     c, *size = shape
-    groups = draw(st.sampled_from(_divisors(c)))
     padding = [draw(st.integers(0, 2)) for _ in size]
-    kernel = [draw(st.integers(1, min(4, n + 2 * p))) for n, p in zip(size, padding, strict=True)]
+    padded = [n + 2 * p for n, p in zip(size, padding, strict=True)]
+    if owner is not None and all(k <= n for k, n in zip(ops[owner].window, padded, strict=False)):
+        theirs = ops[owner]
+        kernel, groups, channels = theirs.window[:2], theirs.groups, theirs.channels
+        flags, rice = theirs.flags & 1 | SHARED, owner
+    else:
+        groups = draw(st.sampled_from(_divisors(c)))
+        kernel = [draw(st.integers(1, min(4, n))) for n in padded]
+        channels, rice = groups * draw(st.integers(1, max(1, 8 // groups))), 0
+        flags = draw(st.integers(0, 1))
     stride = [draw(st.integers(1, 3)) for _ in size]
-    window = (*kernel, *stride, *padding)
-    pool = draw(st.sampled_from(Pool))
-    pool_window = draw(_pool_windows(_slide(tuple(size), window))) if pool is not Pool.NONE else (0,) * 6
-    channels = groups * draw(st.integers(1, max(1, 8 // groups)))
-    flags = draw(st.integers(0, 1))
-    return Op(Kind.CONV, a, act=act, flags=flags, channels=channels, groups=groups, window=window,
-              pool=pool, pool_window=pool_window)  # fmt: skip
+    most = [(n - 1) // max(k - 1, 1) for n, k in zip(padded, kernel, strict=True)]
+    dilation = tuple(draw(st.integers(1, max(1, min(3, d)))) for d in most)
+    span = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    pooled = draw(_pools(_slide(tuple(size), (*span, *stride, *padding)), list(Pool)))
+    flags |= pooled.pop("flags", 0)
+    return Op(Kind.CONV, a, act=act, slope=slope, flags=flags, rice=rice, channels=channels, groups=groups,
+              window=(*kernel, *stride, *padding), dilation=dilation, **pooled)  # fmt: skip
+
+
+@st.composite
+def _pools(draw: st.DrawFn, size: tuple[int, int], kinds: list[Pool]) -> dict:
+    """The fields of one of these pools, over a map of this size."""
+    pool = draw(st.sampled_from(kinds))
+    if pool is Pool.NONE:
+        return {}
+    if pool is Pool.ADAPTIVE:
+        return {"pool": pool, "pool_window": (draw(st.integers(1, 5)), draw(st.integers(1, 5)), 0, 0, 0, 0)}
+    return {"pool": pool, "pool_window": draw(_pool_windows(size)), "flags": draw(st.sampled_from([0, CEIL]))}
 
 
 @st.composite
@@ -182,6 +214,8 @@ def random_values(program: Program, rng: np.random.Generator) -> np.ndarray:
     """Weights of variance 1 / (live weights of a row), small biases, gammas around 1 of either sign."""
     parts = [np.empty(0)]
     for op, shape in zip(program.ops, program.shapes()[1:], strict=True):
+        if op.owner is not None:
+            continue
         if op.kind is Kind.CONV:
             parts.append(rng.normal(0, (op.channels / max(op.n_weights, 1)) ** 0.5, op.n_weights))
             parts.append(rng.normal(0, 0.3, op.channels * op.has_parameters))
@@ -238,16 +272,31 @@ def torch_logits(program: Program, values: np.ndarray, images: np.ndarray, stats
     tensors = [(scaled + shift, ULP * (scaled.abs() + (scaled + shift).abs()))]
     live, taken, frozen = dict(program.live()), _Reader(values), None if stats is None else _Reader(stats)
     seen = [torch.empty(2, 0, dtype=torch.float64)]
+    values_of: dict[int, torch.Tensor] = {}
     for i, op in enumerate(program.ops):
         x, e = tensors[op.a]
+        owner = i if op.owner is None else op.owner
+        if owner == i:
+            values_of[i] = taken.take(program.layers()[i].n_values)
+        own = _Reader(values_of[owner].numpy())
         if op.kind is Kind.CONV:
-            x, e = _conv(op, live[i], taken, x, e)
+            x, e = _conv(op, live[owner], own, x, e)
         elif op.kind is Kind.NORM:
-            x, e, moments = _norm(op, taken, frozen, x, e)
+            x, e, moments = _norm(op, own, frozen, x, e)
             seen.append(moments)
         elif op.kind is Kind.ADD:
             x, e = x + tensors[op.b][0], e + tensors[op.b][1]
             e = e + ULP * (x.abs() + e)
+        elif op.kind is Kind.MUL:
+            y, f = tensors[op.b]
+            e = x.abs() * f + y.abs() * e + e * f
+            x = x * y
+            e = e + ULP * (x.abs() + e)
+        elif op.kind is Kind.CAT:
+            x, e = (torch.cat(pair, 1) for pair in zip((x, e), tensors[op.b], strict=True))
+        elif op.kind is Kind.PAD:
+            top, left, bottom, right = op.window[:4]
+            x, e = (F.pad(t, (left, right, top, bottom)) for t in (x, e))
         tensors.append(_pool(op, *_act(op, x, e)))
     logits, error = (tensor.flatten(1).numpy() for tensor in tensors[-1])
     return Exact(logits, error, *torch.cat(seen, 1).numpy())
@@ -269,7 +318,7 @@ def _conv(op: Op, live, taken: _Reader, x: torch.Tensor, e: torch.Tensor) -> tup
     weight = torch.zeros(op.channels, x.shape[1] // op.groups, kh, kw, dtype=torch.float64)
     weight.view(-1)[torch.tensor(list(live), dtype=torch.long)] = taken.take(op.n_weights)
     bias = taken.take(op.channels) if op.has_parameters else torch.zeros(op.channels, dtype=torch.float64)
-    how = {"stride": (sh, sw), "padding": (ph, pw), "groups": op.groups}
+    how = {"stride": (sh, sw), "padding": (ph, pw), "groups": op.groups, "dilation": op.dilation}
     taps = int((weight != 0).sum((1, 2, 3)).max())
     magnitude = F.conv2d(x.abs() + e, weight.abs(), bias.abs(), **how)
     error = F.conv2d(e, weight.abs(), None, **how) + (taps + 2) * ULP * magnitude
@@ -281,7 +330,26 @@ def _act(op: Op, x: torch.Tensor, e: torch.Tensor) -> tuple[torch.Tensor, torch.
         return F.relu(x), e
     if op.act is Act.HARDSWISH:
         return F.hardswish(x), 1.5 * e + 4 * ULP * (x.abs() + e)  # its steepest slope is 1.5, at x = 3
+    if op.act is Act.RELU6:
+        return F.relu6(x), e
+    if op.act is Act.LEAKY_RELU:
+        steep = max(1.0, abs(op.slope))
+        return F.leaky_relu(x, op.slope), steep * (e + ULP * (x.abs() + e))
+    if op.act in _GATES:
+        return _GATES[op.act](x), 0.25 * e + 6 * ULP + torch.where(x.abs() < 3, ULP * (x.abs() + e), 0)
+    if op.act in _SMOOTH:
+        # None is steeper than 1.13 or further from 0 than its argument; a few roundings are relative to that.
+        return _SMOOTH[op.act](x), 1.13 * e + 10 * ULP * (x.abs() + e)
     return x, e
+
+
+_GATES = {Act.SIGMOID: torch.sigmoid, Act.HARDSIGMOID: F.hardsigmoid}
+_SMOOTH = {
+    Act.SILU: F.silu,
+    Act.TANH: torch.tanh,
+    Act.GELU: F.gelu,
+    Act.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
+}
 
 
 def _pool(op: Op, x: torch.Tensor, e: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -289,6 +357,11 @@ def _pool(op: Op, x: torch.Tensor, e: torch.Tensor) -> tuple[torch.Tensor, torch
     where = {"kernel_size": (kh, kw), "stride": (sh, sw), "padding": (ph, pw)}
     if op.pool is Pool.NONE:
         return x, e
+    if op.pool is Pool.ADAPTIVE:
+        longest = (x.shape[2] // kh + 2) * (x.shape[3] // kw + 2)
+        roundings = (longest + 2) * ULP * (x.abs() + e)
+        return F.adaptive_avg_pool2d(x, (kh, kw)), F.adaptive_avg_pool2d(e + roundings, (kh, kw))
+    where["ceil_mode"] = bool(op.flags & CEIL)
     if op.pool is Pool.MAX:
         return F.max_pool2d(x, **where), F.max_pool2d(e, **where)
     where["count_include_pad"] = op.pool is Pool.AVERAGE

@@ -77,10 +77,10 @@ SCALE = Part(
     parameters=lambda op, shape: {"weight": (shape[0], 1, 1)},
     macs=lambda op, n_weights, made: prod(made),
 )
-HARDSIGMOID = Part(
-    reference="hardsigmoid",
-    torch=lambda f, op, x, own: f.hardsigmoid(x[0]),
-    onnx=lambda graph, op, x, own: graph.add("HardSigmoid", x, alpha=1 / 6),
+SOFTPLUS = Part(
+    reference="softplus",
+    torch=lambda f, op, x, own: f.softplus(x[0]),
+    onnx=lambda graph, op, x, own: graph.add("Softplus", x),
     saved=lambda op, shape, made: Saved(input=True),
 )
 
@@ -105,16 +105,16 @@ def knowing(monkeypatch: pytest.MonkeyPatch, layer: type[nn.Module], op: Callabl
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     """A net with both, once they are in the table, in the reference and in the compiler."""
-    scale, hardsigmoid = add_number(monkeypatch, Kind, "SCALE"), add_number(monkeypatch, Act, "HARDSIGMOID")
+    scale, softplus = add_number(monkeypatch, Kind, "SCALE"), add_number(monkeypatch, Act, "SOFTPLUS")
     monkeypatch.setitem(KINDS, scale, SCALE)
-    monkeypatch.setitem(ACTS, hardsigmoid, HARDSIGMOID)
+    monkeypatch.setitem(ACTS, softplus, SOFTPLUS)
     of_channel = {"scale": lambda op, own, x: x * own.values[:, None, None]}
-    of_number = {"hardsigmoid": lambda op, own, x: np.clip(x / 6 + np.float32(0.5), 0, 1)}
+    of_number = {"softplus": lambda op, own, x: np.log1p(np.exp(x))}
     for name, function in (of_channel | of_number).items():
         monkeypatch.setattr(reference_layers, name, function, raising=False)
     knowing(monkeypatch, Scale, lambda tensor: Op(scale, tensor))
-    knowing(monkeypatch, nn.Hardsigmoid, lambda tensor: Op(Kind.ACT, tensor, act=hardsigmoid))
-    net = nn.Sequential(conv(), nn.ReLU(), Scale(4), nn.Hardsigmoid(), conv(4, 4), nn.Hardsigmoid(), Scale(4), head())
+    knowing(monkeypatch, nn.Softplus, lambda tensor: Op(Kind.ACT, tensor, act=softplus))
+    net = nn.Sequential(conv(), nn.ReLU(), Scale(4), nn.Softplus(), conv(4, 4), nn.Softplus(), Scale(4), head())
     return scramble(net).eval()
 
 
@@ -122,7 +122,7 @@ def test_a_new_layer_is_compiled_counted_and_saved(model: nn.Module, tmp_path: P
     program, values = models.compile(model, input_shape=SMALL)
     check_program(program)
     assert [op.kind.name for op in program.ops] == ["CONV", "SCALE", "CONV", "SCALE", "POOL", "CONV"]
-    assert [op.act.name for op in program.ops] == ["RELU", "HARDSIGMOID", "HARDSIGMOID", "NONE", "NONE", "NONE"]
+    assert [op.act.name for op in program.ops] == ["RELU", "SOFTPLUS", "SOFTPLUS", "NONE", "NONE", "NONE"]
     assert [layer.n_values for layer in program.layers()] == [76, 4, 148, 4, 0, 15]
     assert forward_flops(program) == 2 * (72 * 64 + 4 * 64 + 144 * 64 + 4 * 64 + 12)
     program.save(tmp_path / "model.fsp", values)

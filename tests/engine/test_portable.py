@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import subprocess
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -221,6 +222,30 @@ def test_losses_without_fused_multiply_add_agree_to_rounding(
 ) -> None:
     for kind, answer in answers.items():
         np.testing.assert_allclose(answer.losses, question.losses(kind), rtol=1e-5)
+
+
+LAYERS = re.findall(r"FS_LAYER_\w+(?= =)", (ROOT / "csrc/foreseed.h").read_text())
+
+
+def run_without(layers: list[str], question: Question, folder: Path, expected: int = 0) -> list[str]:
+    """What an engine that was built without some layers prints; it must end with the status expected."""
+    machine = Machine("here", flags=(f"-DFS_WITHOUT={'|'.join(layers)}",))
+    (command,) = machine.build([*ENGINE, ROOT / "tests/engine/portable/run.c"], folder, "run")
+    files = [question.folder / name for name in ("program", "values", "shard")]
+    done = subprocess.run([command, *files, "2", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode == expected
+    return done.stdout.splitlines()
+
+
+def test_a_build_without_other_layers_gives_the_same_bits(question: Question, tmp_path: Path) -> None:
+    others = [name for name in LAYERS if name != "FS_LAYER_POOL"]
+    assert len(others) == 18
+    lines = run_without(others, question, tmp_path)
+    assert numbers(lines[0], "d").tobytes() == question.losses("gaussian").tobytes()
+
+
+def test_a_build_without_a_layer_refuses_programs_that_need_it(question: Question, tmp_path: Path) -> None:
+    assert run_without(["FS_LAYER_POOL"], question, tmp_path, expected=4) == ["status 13, op 0"]
 
 
 @pytest.mark.slow

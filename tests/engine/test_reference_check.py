@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreseed.engine.errors import BudgetError, ForeseedError, ProgramError
+from foreseed.engine.ops import CEIL, SHARED
 from foreseed.engine.program import DENSE, Act, Kind, Op, Pool, Program, assemble
 from foreseed.engine.reference_check import check_program
 from tests.engine.conftest import Backend
 from tests.engine.programs import Case, programs
 
 CONV, BATCH_NORM, GROUP_NORM, ACT, ADD, POOL, LINEAR = range(7)
+(WIDE, AGAIN, NORM, NORM_AGAIN, LEAKY, CHANNELS, PRODUCT, JOINED, PADDED, SMALLER, CEILED, LAST) = range(12)
 OPS_AT = 32 + 8 * 2
 
 
@@ -39,11 +41,34 @@ def good() -> Program:
     return assemble((2, 6, 6), 3, [1.0] * 2, [0.0] * 2, ops, live)
 
 
-def with_op(number: int, **fields: Any) -> bytes:
-    program = good()
+def newer() -> Program:
+    """A program of version 2: layers used twice, and an op of each kind and pool that version 1 lacks."""
+    ops = [
+        Op(Kind.CONV, 0, act=Act.GELU, flags=1, channels=2, groups=1, window=(2, 3, 1, 1, 2, 2), dilation=(3, 2)),
+        Op(Kind.CONV, 1, flags=1 | SHARED, rice=0, channels=2, groups=1, window=(2, 3, 2, 2, 1, 1)),
+        Op(Kind.NORM, 2, flags=1, groups=2, eps=0.5),
+        Op(Kind.NORM, 3, flags=1 | SHARED, rice=2, groups=2, eps=0.25, act=Act.TANH),
+        Op(Kind.ACT, 4, act=Act.LEAKY_RELU, slope=0.5),
+        Op(Kind.POOL, 5, pool=Pool.AVERAGE, pool_window=(4, 3, 4, 3, 0, 0)),
+        Op(Kind.MUL, 5, b=6, act=Act.RELU6),
+        Op(Kind.CAT, 7, b=5),
+        Op(Kind.PAD, 8, window=(1, 0, 2, 1, 0, 0)),
+        Op(Kind.POOL, 9, pool=Pool.ADAPTIVE, pool_window=(4, 3, 0, 0, 0, 0)),
+        Op(Kind.POOL, 10, flags=CEIL, pool=Pool.MAX, pool_window=(3, 2, 2, 2, 0, 0)),
+        Op(Kind.CONV, 11, channels=3, groups=1, window=(2, 2, 1, 1, 0, 0)),
+    ]
+    return assemble((2, 6, 6), 3, [1.0] * 2, [0.0] * 2, ops, [[1, 3, 8, 20], *[None] * 11])
+
+
+def with_op(number: int, program: Program | None = None, **fields: Any) -> bytes:
+    program = program or good()
     at = OPS_AT + 40 * number
     record = replace(program.ops[number], **fields).encode()
     return program.bytes[:at] + record + program.bytes[at + 40 :]
+
+
+def with_newer(number: int, **fields: Any) -> bytes:
+    return with_op(number, newer(), **fields)
 
 
 def with_header(at: int, layout: str, *fields: Any) -> bytes:
@@ -55,7 +80,7 @@ def with_header(at: int, layout: str, *fields: Any) -> bytes:
 BROKEN = {
     "a conv reads itself": (with_op(CONV, a=1), "op 0"),
     "an add reads a later tensor": (with_op(ADD, b=5), "op 4"),
-    "conv with unknown flags": (with_op(CONV, flags=3), "op 0"),
+    "conv with unknown flags": (with_op(CONV, flags=9), "op 0"),
     "conv with a second tensor": (with_op(LINEAR, b=1), "op 6"),
     "conv with eps": (with_op(CONV, eps=0.5), "op 0"),
     "conv with minus zero for eps": (with_op(CONV, eps=-0.0), "op 0"),
@@ -99,9 +124,38 @@ BROKEN = {
     "add of different shapes": (with_op(ADD, b=0), "op 4"),
     "add with groups": (with_op(ADD, groups=1), "op 4"),
     "a reserved byte of an op": (with_header(OPS_AT + 31, "B", 1), "op 0"),
-    "an unknown kind": (with_header(OPS_AT + 40 * ACT, "B", 6), "op 3"),
-    "an unknown activation": (with_header(OPS_AT + 1, "B", 3), "op 0"),
-    "an unknown pool": (with_header(OPS_AT + 24, "B", 4), "op 0"),
+    "an unknown kind": (with_header(OPS_AT + 40 * ACT, "B", 9), "op 3"),
+    "an unknown activation": (with_header(OPS_AT + 1, "B", 11), "op 0"),
+    "an unknown pool": (with_header(OPS_AT + 24, "B", 5), "op 0"),
+    "an activation of version 2": (with_op(ACT, act=Act.SIGMOID), "op 3"),
+    "a kind of version 2": (with_op(ADD, kind=Kind.MUL), "op 4"),
+    "ceil mode in version 1": (with_op(POOL, flags=CEIL), "op 5"),
+    "dilation in version 1": (with_op(CONV, dilation=(2, 1), window=(3, 3, 1, 1, 2, 1)), "op 0"),
+    "ceil mode of no pool": (with_newer(LAST, flags=CEIL), "op 11"),
+    "ceil mode of an adaptive pool": (with_newer(SMALLER, flags=CEIL), "op 9"),
+    "an adaptive pool with a stride": (with_newer(SMALLER, pool_window=(4, 3, 1, 0, 0, 0)), "op 9"),
+    "an adaptive pool to no rows": (with_newer(SMALLER, pool_window=(0, 3, 0, 0, 0, 0)), "op 9"),
+    "a dilated kernel that does not fit": (with_newer(LAST, dilation=(2, 1)), "op 11"),
+    "values shared with an op to come": (with_newer(WIDE, flags=1 | SHARED, rice=1), "op 0"),
+    "values shared with itself": (with_newer(AGAIN, rice=1), "op 1"),
+    "values shared with an op of another kind": (with_newer(NORM_AGAIN, rice=0), "op 3"),
+    "values shared with one that shares": (with_newer(LAST, flags=SHARED, rice=1), "op 11"),
+    "values shared without their bias": (with_newer(AGAIN, flags=SHARED), "op 1"),
+    "values shared of another kernel": (with_newer(AGAIN, window=(3, 2, 2, 2, 1, 1)), "op 1"),
+    "values shared of another number": (with_newer(AGAIN, n_weights=5), "op 1"),
+    "values shared of another layer's width": (with_newer(AGAIN, channels=4), "op 1"),
+    "values shared of other groups": (with_newer(NORM_AGAIN, groups=1), "op 3"),
+    "values shared by a sum": (with_newer(PRODUCT, flags=SHARED), "op 6"),
+    "a slope that is no number": (with_newer(LEAKY, slope=nan), "op 4"),
+    "a slope of an act that has none": (with_header(OPS_AT + 40 * ACT + 36, "<f", 0.5), "op 3"),
+    "a LeakyReLU in a norm": (with_newer(NORM, act=Act.LEAKY_RELU), "op 2"),
+    "a product of other shapes": (with_newer(PRODUCT, a=6, b=5), "op 6"),
+    "maps of two sizes joined": (with_newer(JOINED, b=6), "op 7"),
+    "a join with an activation": (with_newer(JOINED, act=Act.RELU), "op 7"),
+    "a padding with an activation": (with_newer(PADDED, act=Act.RELU), "op 8"),
+    "a padding with a second tensor": (with_newer(PADDED, b=1), "op 8"),
+    "a padding with more numbers": (with_newer(PADDED, window=(1, 0, 2, 1, 1, 0)), "op 8"),
+    "a padding beyond what a map has": (with_newer(PADDED, window=(0, 65535, 3, 0, 0, 0)), "op 8"),
     "no classes": (with_header(14, "<H", 0), "classes"),
     "too many classes": (with_header(14, "<H", 257), "classes"),
     "other classes than logits": (with_header(14, "<H", 4), "ends with"),
@@ -150,8 +204,9 @@ def engine_takes(backend: Backend, data: bytes) -> bool:
     return True
 
 
-def test_the_unbroken_program_is_taken(backend: Backend) -> None:
-    assert engine_takes(backend, good().bytes)
+@pytest.mark.parametrize("program", [good(), newer()])
+def test_the_unbroken_program_is_taken(backend: Backend, program: Program) -> None:
+    assert engine_takes(backend, program.bytes)
 
 
 @pytest.mark.parametrize("rule", BROKEN)

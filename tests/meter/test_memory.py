@@ -37,6 +37,10 @@ ZOO: list[tuple[str, dict[str, Any]]] = [
     ("lenet5-wide", {"activation": "relu"}),
     ("resnet20", {"norm": "batch", "activation": "relu"}),
     ("resnet20", {"norm": "group", "activation": "hardswish"}),
+    ("mobilenetv2-tiny", {"norm": "group"}),
+    ("mobilenetv3-small", {"norm": "batch"}),
+    ("squeezenet", {}),
+    ("dscnn", {"norm": "batch"}),
 ]
 
 
@@ -60,6 +64,35 @@ NETS: dict[str, nn.Module] = {
         lambda s, x: s.head(s.a(x) + F.relu(s.b(s.a2(x)))), a=conv(), a2=conv(), b=conv(4, 4), head=head()
     ),
     "sum of the image with itself": Net(lambda s, x: s.head(s.a(F.hardswish(x + x))), a=conv(), head=head()),
+    "every activation": nn.Sequential(
+        conv(),
+        nn.ReLU6(),
+        conv(4),
+        nn.LeakyReLU(0.1),
+        conv(4),
+        nn.Hardsigmoid(),
+        conv(4),
+        nn.Sigmoid(),
+        conv(4),
+        nn.SiLU(),
+        conv(4),
+        nn.Tanh(),
+        conv(4),
+        nn.GELU(),
+        conv(4),
+        nn.GELU("tanh"),
+        head(),
+    ),
+    "products": Net(
+        lambda s, x: s.head(s.a(x) * s.b(x) * s.b(x).mean((2, 3), keepdim=True)), a=conv(), b=conv(), head=head()
+    ),
+    "the image times its gate": Net(lambda s, x: s.head(s.c(x * s.a(x))), a=conv(2, 2), c=conv(), head=head()),
+    "a square": Net(lambda s, x: (lambda y: s.head(y * y))(s.a(x)), a=conv(), head=head()),
+    "joined and padded": Net(
+        lambda s, x: s.head(s.b(F.pad(torch.cat([x, s.a(x), x], 1), (1, 0, 2, 0)))), a=conv(), b=conv(8), head=head()
+    ),
+    "a layer twice": Net(lambda s, x: s.head(s.b(F.relu(s.b(s.a(x))))), a=conv(), b=conv(4), head=head()),
+    "uneven pools": nn.Sequential(conv(), nn.MaxPool2d(3, 2, ceil_mode=True), nn.AdaptiveAvgPool2d(3), head()),
     "hardswish of a sum": Net(lambda s, x: s.head(F.hardswish(s.a(x) + s.b(x))), a=conv(), b=conv(), head=head()),
 }
 

@@ -23,10 +23,17 @@ def odd() -> nn.Module:
     )  # fmt: skip
 
 
+def twice() -> nn.Module:
+    shared = nn.Conv2d(4, 4, 3, padding=1)
+    layers = [nn.Conv2d(2, 4, 3), shared, nn.SiLU(), nn.MaxPool2d(2), shared, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("net", [odd, twice])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_each_part_has_its_own_gradient(layout: Any) -> None:
+def test_each_part_has_its_own_gradient(layout: Any, net: Any) -> None:
     torch.manual_seed(0)
-    model, images = odd(), torch.randn(13, 2, 12, 11).contiguous(memory_format=layout)
+    model, images = net(), torch.randn(13, 2, 12, 11).contiguous(memory_format=layout)
     model(images)  # gives the lazy layer its size
     labels = torch.arange(13) % 3
     tape = PartTape.of(model)

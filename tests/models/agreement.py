@@ -25,7 +25,7 @@ def scramble(model: nn.Module, seed: int = 0) -> nn.Module:
         spread = p[0].numel() ** -0.5 if p.dim() > 1 else 0.3
         p.copy_(torch.randn(p.shape, generator=g) * spread + (0.5 if p.dim() == 1 else 0))
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.running_mean.copy_(torch.randn(module.num_features, generator=g) * 0.2)
             module.running_var.copy_(torch.rand(module.num_features, generator=g) + 0.5)
     return model
@@ -57,7 +57,7 @@ def torch_logits(model: nn.Module, program: Program, records: np.ndarray, mask: 
     x = pixels * torch.tensor(program.scale).view(shape) + torch.tensor(program.shift).view(shape)
     weights = {name: model.get_parameter(name) * keep for name, keep in (mask or {}).items()}
     with torch.no_grad():
-        return torch.func.functional_call(model, weights, (x,)).numpy()
+        return torch.func.functional_call(model, weights, (x,), tie_weights=False).numpy()
 
 
 def assert_same_logits(

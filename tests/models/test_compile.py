@@ -78,6 +78,35 @@ FORWARDS = {
     "a skip over linear layers": lambda m, x: m.o(m.d(x.flatten(1)) + F.hardswish(m.d2(x.flatten(1)))),
     "a tensor added to itself": lambda m, x: (lambda y: m.g((y + y).mean((2, 3))))(m.c(x)),
     "an activation of the image": lambda m, x: m.fc(F.max_pool2d(m.c(F.relu(x)), 2).flatten(1)),
+    "every activation": lambda m, x: m.g(
+        (torch.tanh(m.c(x)) + F.leaky_relu(m.c2(x), 0.3)).relu_().sigmoid().mean((2, 3))
+        + F.gelu(m.c3(x), approximate="tanh").mean((2, 3))
+        + F.silu(F.gelu(F.relu6(m.c4(x)))).mean((2, 3))
+    ),
+    "squeeze and excite": lambda m, x: (
+        lambda y: m.g((y * F.hardsigmoid(m.se(y.mean((2, 3), keepdim=True)))).mean((2, 3)))
+    )(m.c(x)),
+    "squeeze and excite by linear layers": lambda m, x: (
+        lambda y: m.g((m.lin(y.mean((2, 3))).sigmoid().view(x.size(0), 4, 1, 1) * y).mean((2, 3)))
+    )(m.c(x)),
+    "a product in place": lambda m, x: (lambda y: m.g(y.mul_(m.c2(x)).mean((2, 3)) + y.mean((2, 3))))(m.c(x)),
+    "a square": lambda m, x: (lambda y: m.g(torch.mul(y, y).mean((2, 3))))(m.c(x)),
+    "maps joined": lambda m, x: m.fc8(torch.cat([m.c(x), F.relu(m.c2(x))], 1).mean((2, 3))),
+    "rows joined": lambda m, x: m.o(torch.cat((m.d3(x.flatten(1)), m.d4(x.flatten(1))), -1)),
+    "three joined with the image": lambda m, x: m.fc8(torch.cat([x, m.c(x), x], dim=1).mean((2, 3))),
+    "padded unevenly": lambda m, x: m.g(m.c(F.pad(x, (1, 2, 0, 3))).mean((2, 3))),
+    "a layer twice": lambda m, x: m.g(m.c4s(F.relu(m.c4s(m.c(x)))).mean((2, 3))),
+    "a linear layer twice": lambda m, x: m.o(m.sq(F.gelu(m.sq(m.d(x.flatten(1)))))),
+    "a norm twice": lambda m, x: m.g(F.leaky_relu(m.gn(F.max_pool2d(m.gn(m.c(x)), 2)), 0.1).mean((2, 3))),
+    "pools in ceil mode": lambda m, x: m.g(
+        F.avg_pool2d(F.max_pool2d(m.c(x), 3, 2, ceil_mode=True), 3, 2, 1, ceil_mode=True).mean((2, 3))
+    ),
+    "average of the inside in ceil mode": lambda m, x: m.g(
+        F.avg_pool2d(m.c(x), 3, 2, 1, ceil_mode=True, count_include_pad=False).mean((2, 3))
+    ),
+    "adaptive pools": lambda m, x: m.g(
+        F.adaptive_avg_pool2d(F.adaptive_avg_pool2d(F.adaptive_avg_pool2d(m.c(x), (3, None)), (4, 5)), 2).mean((2, 3))
+    ),
     "a pool of the image": lambda m, x: m.fc(m.c(F.max_pool2d(x, 2)).flatten(1)),
 }
 
@@ -86,6 +115,9 @@ FORWARDS = {
 def test_functional_style_gives_the_logits_of_torch(name: str) -> None:
     layers = {"c": conv(), "fc": nn.Linear(64, 3), "g": nn.Linear(4, 3)}
     layers |= {"d": nn.Linear(128, 7), "d2": nn.Linear(128, 7), "o": nn.Linear(7, 3)}
+    layers |= {"c2": conv(), "c3": conv(), "c4": conv(), "c4s": conv(4), "se": nn.Conv2d(4, 4, 1)}
+    layers |= {"lin": nn.Linear(4, 4), "fc8": nn.Linear(8, 3), "d3": nn.Linear(128, 3), "d4": nn.Linear(128, 4)}
+    layers |= {"sq": nn.Linear(7, 7), "gn": nn.GroupNorm(2, 4)}
     assert_same_logits(Net(FORWARDS[name], **layers), None, SMALL)
 
 
@@ -97,6 +129,36 @@ def test_depthwise_separable_net_gives_the_logits_of_torch() -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, (3, 5), (2, 1), (1, 2)), *separable(6, 8, 2), *separable(8, 4, 1), head())
     assert_same_logits(model, random_mask(model, 0.4), (3, 12, 10))
     assert_same_logits(model, None, (3, 12, 10))
+
+
+@pytest.mark.parametrize("padding", [0, 3, "same"])
+def test_dilated_convs_give_the_logits_of_torch(padding: Any) -> None:
+    dilated = nn.Conv2d(2, 4, 3, padding=padding, dilation=(2, 3))
+    model = nn.Sequential(dilated, nn.SiLU(), nn.ZeroPad2d((1, 0, 2, 1)), nn.Conv2d(4, 4, (1, 3), dilation=2), head())
+    program = assert_same_logits(model, random_mask(model, 0.5), (2, 12, 12))
+    assert [op.dilation for op in program.ops if op.kind is Kind.CONV] == [(2, 3), (1, 2), (1, 1)]
+
+
+def test_batch_norm_of_rows_gives_the_logits_of_torch() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(128, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    program = assert_same_logits(model, random_mask(model, 0.5), SMALL)
+    assert [op.kind for op in program.ops] == [Kind.CONV, Kind.NORM, Kind.CONV]
+
+
+def test_a_layer_used_twice_has_its_values_once_and_works_twice() -> None:
+    shared = conv(4)
+    model = nn.Sequential(conv(), shared, nn.ReLU(), shared, head())
+    mask = random_mask(model, 0.5)
+    program = assert_same_logits(model, mask, SMALL)
+    once = assert_same_logits(nn.Sequential(conv(), conv(4), head()), None, SMALL)
+    assert [op.owner for op in program.ops] == [None, None, 1, None]
+    live = int(mask["1.weight"].sum())
+    assert [layer.n_values for layer in program.layers()][1:3] == [live + 4, 0]
+    assert [layer.macs for layer in program.layers()][1:3] == [live * 64] * 2
+    assert [layer.dense_macs for layer in program.layers()][1:3] == [once.layers()[1].dense_macs] * 2
+    _, values = models.compile(model, mask, input_shape=SMALL)
+    models.restore(model, program, array("f", [2 * x for x in values]))
+    assert models.bind(model, program).read() == array("f", [2 * x for x in values])
 
 
 def test_batch_statistics_are_those_of_torch_in_training() -> None:
@@ -312,15 +374,18 @@ def nets(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, int, int]]:
             layers.append(nn.Conv2d(c, out, kernel, stride, padding, groups=groups, bias=draw(st.booleans())))
             c, h, w = out, (h + 2 * padding - kernel[0]) // stride + 1, (w + 2 * padding - kernel[1]) // stride + 1
         elif kind == "act":
-            layers.append(draw(st.sampled_from([nn.ReLU, nn.Hardswish]))(inplace=draw(st.booleans())))
+            plain = draw(st.sampled_from([nn.Tanh(), nn.Sigmoid(), nn.GELU(), nn.GELU("tanh"), nn.LeakyReLU(0.2)]))
+            kind_of_act = draw(
+                st.sampled_from([nn.ReLU, nn.Hardswish, nn.ReLU6, nn.SiLU, nn.Hardsigmoid, nn.LeakyReLU])
+            )
+            layers.append(draw(st.sampled_from([plain, kind_of_act(inplace=draw(st.booleans()))])))
         elif kind == "pool":
             k, s = draw(st.integers(1, min(3, h, w))), draw(st.integers(1, 2))
             p = draw(st.integers(0, k // 2))
-            inside = draw(st.booleans())
-            layers.append(
-                draw(st.sampled_from([nn.MaxPool2d(k, s, p), nn.AvgPool2d(k, s, p, count_include_pad=inside)]))
-            )
-            h, w = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
+            inside, ceil = draw(st.booleans()), draw(st.booleans())
+            pools = [nn.MaxPool2d(k, s, p, ceil_mode=ceil), nn.AvgPool2d(k, s, p, ceil, inside)]
+            layers.append(draw(st.sampled_from([*pools, nn.AdaptiveAvgPool2d((k, None)), nn.ZeroPad2d((p, s, 0, k))])))
+            _, h, w = layers[-1](torch.zeros(1, h, w)).shape
         elif kind == "norm":
             affine = draw(st.booleans())
             layers.append(draw(st.sampled_from([nn.BatchNorm2d(c, affine=affine), nn.GroupNorm(1, c, affine=affine)])))

@@ -17,9 +17,9 @@ from tests.models.agreement import assert_same_logits
 from tests.models.nets import SMALL, Net, conv, head
 
 
-class Gelu(nn.Module):
+class Elu(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(x)
+        return F.elu(x)
 
 
 class Own(nn.Conv2d):
@@ -46,27 +46,34 @@ def does(forward: Any, **layers: nn.Module) -> nn.Module:
 SHARED = conv(4)
 TIED = nn.Conv2d(4, 4, 3, padding=1)
 TIED.weight = SHARED.weight
-GELU = "torch.nn.modules.activation.GELU"
-SUPPORTED = "supported are Conv2d, Linear, ReLU, Hardswish, MaxPool2d"
+STATISTICS = nn.BatchNorm2d(4)
+SUPPORTED = "supported are Conv2d, Linear, ReLU, Hardswish, ReLU6"
 REFUSED: dict[str, tuple[nn.Module, list[str]]] = {
     "layer": (
-        nn.Sequential(nn.Sequential(conv(), nn.GELU()), head()),
-        [f"0.1 ({GELU}) is not supported", SUPPORTED],
+        nn.Sequential(nn.Sequential(conv(), nn.ELU()), head()),
+        ["0.1 (torch.nn.modules.activation.ELU) is not supported", SUPPORTED],
     ),
     "function": (
-        nn.Sequential(conv(), Gelu(), head()),
-        ["gelu in forward of 1 (tests.models.test_refusals.Gelu), line", "of test_refusals.py, is not", SUPPORTED],
+        nn.Sequential(conv(), Elu(), head()),
+        ["elu in forward of 1 (tests.models.test_refusals.Elu), line", "of test_refusals.py, is not", SUPPORTED],
     ),
     "method": (
-        does(lambda m, x: x.sigmoid()),
-        ["sigmoid in forward of tests.models.nets.Net, line", SUPPORTED],
+        does(lambda m, x: x.exp()),
+        ["exp in forward of tests.models.nets.Net, line", SUPPORTED],
     ),
     "subclass of a layer": (nn.Sequential(Own(2, 4, 3), head()), ["0 (tests.models.test_refusals.Own) is not"]),
     "softmax": (nn.Sequential(conv(), head(), nn.LogSoftmax(1)), ["2 (", "cross entropy on logits", "leave it out"]),
     "softmax function": (does(lambda m, x: F.softmax(x, 1)), ["softmax in forward", "leave it out"]),
     "softmax method": (does(lambda m, x: x.log_softmax(1)), ["log_softmax in forward", "leave it out"]),
-    "shared layer": (does(lambda m, x: m.s(m.s(x)), s=SHARED), ["s (", "give each call a layer of its own"]),
-    "tied weights": (does(lambda m, x: m.b(m.a(x)), a=SHARED, b=TIED), ["b (", "give each call a layer of its own"]),
+    "statistics of two calls": (
+        does(lambda m, x: m.s(m.s(x)), s=STATISTICS),
+        ["s (", "is called twice", "give each call a layer of its own"],
+    ),
+    "tied weights": (does(lambda m, x: m.b(m.a(x)), a=SHARED, b=TIED), ["b (", "parameters of another layer"]),
+    "a layer over maps of two sizes": (
+        Net(lambda m, x: m.f(x.flatten(1)) + m.f(m.c(x).flatten(1)), c=nn.Conv2d(2, 8, 5), f=nn.Linear(128, 3)),
+        ["f reads flattened maps of two sizes, (4, 4) and (8, 8)", "give each call a layer of its own"],
+    ),
     "control flow": (
         does(lambda m, x: x if x.sum() > 0 else -x),
         ["forward of tests.models.nets.Net cannot be traced at line", "test_refusals.py", "no control flow"],
@@ -82,7 +89,8 @@ REFUSED: dict[str, tuple[nn.Module, list[str]]] = {
         ["nothing to train"],
     ),
     "too many ops": (nn.Sequential(*[nn.ReLU() for _ in range(260)], conv(), head()), ["262 ops", "at most 256"]),
-    "dilation": (nn.Sequential(nn.Conv2d(2, 4, 3, dilation=2), head()), ["0 (", "dilation (2, 2), only 1"]),
+    "dilation": (nn.Sequential(nn.Conv2d(2, 4, 3, dilation=300), head()), ["0 (", "dilation (300, 300)", "up to 256"]),
+    "dilated kernel": (nn.Sequential(nn.Conv2d(2, 4, 3, dilation=4), head()), ["0 (", "kernel 9x9", "does not fit"]),
     "padding mode": (nn.Sequential(nn.Conv2d(2, 4, 3, padding_mode="reflect"), head()), ["0 (", "'reflect', only"]),
     "uneven padding": (nn.Sequential(nn.Conv2d(2, 4, 2, padding="same"), head()), ["0 (", "even kernel (2, 2)"]),
     "channels": (
@@ -97,12 +105,25 @@ REFUSED: dict[str, tuple[nn.Module, list[str]]] = {
     "conv over a row": (nn.Sequential(nn.Flatten(), conv()), ["1 (", "reads a flattened tensor"]),
     "kernel": (nn.Sequential(nn.Conv2d(2, 4, 9), head()), ["0 (", "kernel 9x9", "does not fit its map of 8x8"]),
     "pool dilation": (pooled(dilation=2), ["1 (", "dilation 2, only 1"]),
-    "pool ceil_mode": (pooled(ceil_mode=True), ["1 (", "ceil_mode=True, only False"]),
     "pool indices": (pooled(return_indices=True), ["1 (", "return_indices=True, only False"]),
     "pool padding": (pooled(padding=2), ["1 (", "padding 2x2, more than half of its kernel 2x2"]),
-    "average ceil_mode": (averaged(ceil_mode=True), ["1 (", "ceil_mode=True, only False"]),
     "divisor": (averaged(divisor_override=3), ["1 (", "divisor_override, only None"]),
-    "adaptive size": (nn.Sequential(conv(), nn.AdaptiveAvgPool2d(2), head()), ["1 (", "output size 2, only 1"]),
+    "adaptive size": (nn.Sequential(conv(), nn.AdaptiveAvgPool2d(300), head()), ["1 (", "pooling window", "up to 255"]),
+    "cropped": (does(lambda m, x: F.pad(x, (-1, 0))), ["pad in forward", "pads by (-1, 0)", "from 0 on"]),
+    "padded with ones": (does(lambda m, x: F.pad(x, (1, 1), value=1.0)), ["pad in forward", "only zeros"]),
+    "a row normalised as a map": (
+        nn.Sequential(conv(), nn.Flatten(), nn.BatchNorm1d(256), nn.Linear(256, 3)),
+        ["2 (", "normalise it by BatchNorm2d before"],
+    ),
+    "joined over rows": (does(lambda m, x: torch.cat([x, x], 2)), ["cat in forward", "only over channels, dim=1"]),
+    "maps of two sizes joined": (
+        does(lambda m, x: torch.cat([x, F.max_pool2d(x, 2)], 1)),
+        ["cat in forward", "joins tensor(N, 4, 8, 8) and tensor(N, 4, 4, 4)", "maps of one size"],
+    ),
+    "maps of two sizes multiplied": (
+        does(lambda m, x: x * F.max_pool2d(x, 2)),
+        ["mul in forward", "multiplies tensor(N, 4, 8, 8) by tensor(N, 4, 4, 4)", "(N, C, 1, 1)"],
+    ),
     "no statistics": (
         nn.Sequential(conv(), nn.BatchNorm2d(4, track_running_stats=False), head()),
         ["1 (", "track_running_stats=True"],
@@ -123,7 +144,7 @@ REFUSED: dict[str, tuple[nn.Module, list[str]]] = {
     ),
     "partial flatten": (does(lambda m, x: x.flatten(2)), ["flatten in forward", "dimensions 2 to -1"]),
     "transposed": (does(lambda m, x: x.T), ["getattr in forward", "'T'", "only 'shape'"]),
-    "multiplied": (does(lambda m, x: x * 2), ["mul in forward", SUPPORTED]),
+    "multiplied": (does(lambda m, x: x * 2), ["mul in forward", "not a tensor of the forward pass"]),
 }
 
 

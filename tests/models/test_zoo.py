@@ -8,15 +8,19 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from foreseed import models
 from foreseed.config import Model
+from foreseed.engine import Engine
 from foreseed.engine.program import Kind
+from foreseed.engine.types import Samples
 from foreseed.models import ModelError, UnknownModelError
-from tests.models.agreement import assert_same_logits, random_mask
+from foreseed.prune import foresight, rescale
+from tests.models.agreement import assert_same_logits, random_mask, shard
 
 FIGURES = [
     ("lenet5", 10, "group", 62_006, 61_770, 651_720),
@@ -25,6 +29,10 @@ FIGURES = [
     ("resnet20", 10, "batch", 272_474, 270_896, 40_813_184),
     ("resnet20", 10, "group", 272_474, 270_896, 40_813_184),
     ("resnet20", 100, "batch", 278_324, 276_656, 40_818_944),
+    ("mobilenetv2-tiny", 10, "group", 117_738, 111_280, 5_171_200),
+    ("mobilenetv3-small", 100, "batch", 1_620_356, 1_604_232, 17_599_488),
+    ("squeezenet", 10, "batch", 727_626, 724_672, 16_917_248),
+    ("dscnn", 10, "batch", 28_170, 27_008, 7_172_736),
 ]
 
 
@@ -49,6 +57,12 @@ def test_parameters_and_macs_are_the_published_ones(
         ("lenet5-wide", {"activation": "relu"}),
         ("resnet20", {"norm": "batch", "activation": "relu"}),
         ("resnet20", {"norm": "group", "activation": "hardswish"}),
+        ("mobilenetv2-tiny", {"norm": "batch"}),
+        ("mobilenetv2-tiny", {"norm": "group"}),
+        ("mobilenetv3-small", {"norm": "batch"}),
+        ("mobilenetv3-small", {"norm": "group"}),
+        ("squeezenet", {}),
+        ("dscnn", {"norm": "batch"}),
     ],
 )
 def test_logits_are_those_of_torch(name: str, options: dict[str, str], density: float | None) -> None:
@@ -64,11 +78,34 @@ def test_logits_are_those_of_torch(name: str, options: dict[str, str], density: 
         ("lenet5", (3, 24, 40)),
         ("lenet5-wide", (1, 28, 28)),
         ("resnet20", (1, 28, 28)),
+        ("mobilenetv2-tiny", (1, 65, 70)),
+        ("mobilenetv3-small", (3, 64, 72)),
+        ("squeezenet", (3, 33, 45)),
+        ("dscnn", (1, 49, 10)),
     ],
 )
 def test_other_image_sizes_give_the_logits_of_torch(name: str, shape: tuple[int, int, int]) -> None:
     model = models.build(name, shape, 7)
     assert_same_logits(model, random_mask(model, 0.1), shape, count=1)
+
+
+@pytest.mark.parametrize("name", list(models.MODELS)[3:])
+def test_models_of_small_devices_are_pruned_and_agree_with_float64(name: str) -> None:
+    shape = (3, 32, 32)
+    model = models.build(name, shape, 10, norm="group")
+    pruned = foresight(model, 0.2, pruner="ntk-rand", input_shape=shape, iterations=2, redraws=1, batch=4, seed=1)
+    net = rescale(model, pruned.mask).eval()
+    program, values = models.compile(net, pruned.mask, input_shape=shape)
+    assert program.n_live == len(values)
+    records = shard(shape, 2)
+    logits = Engine(program, batch=2).logits(values, Samples.records(records, program.image_bytes))
+    pixels = torch.from_numpy(records[:, 1:].reshape(-1, *shape)).double()
+    scale, shift = (torch.tensor(x, dtype=torch.float64).view(-1, 1, 1) for x in (program.scale, program.shift))
+    expected = net.double()(pixels * scale + shift).detach().numpy()
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(
+        np.reshape(logits, expected.shape), expected, rtol=0, atol=2e-6 * max(1.0, float(np.abs(expected).max()))
+    )
 
 
 def test_a_lenet_layer_is_one_op() -> None:
@@ -121,6 +158,8 @@ def test_group_norm_has_a_group_for_16_channels_but_at_least_two() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
+        ("squeezenet", {"in_shape": (3, 31, 40)}, ["in_shape (3, 31, 40)", "images of 32x32 or more"]),
+        ("dscnn", {"in_shape": (1, 49, 1)}, ["in_shape (1, 49, 1)", "2 columns or more"]),
         ("lenet", {}, ["model 'lenet'", "lenet5, lenet5-wide, resnet20", "did you mean 'lenet5'?", "module:factory"]),
         ("resnet-20", {}, ["did you mean 'resnet20'?"]),
         ("lenet5", {"activation": "hardswich"}, ["activation 'hardswich'", "did you mean 'hardswish'?"]),

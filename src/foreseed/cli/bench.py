@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine, memory, prune, simulator, signs, estimate, liars and fleet."""
+"""`foreseed bench`: engine, code, memory, prune, simulator, signs, estimate, liars and fleet."""
 
 from __future__ import annotations
 
@@ -49,6 +49,29 @@ def engine(
     console.print(_engine_table(result))
     for line in _engine_lines(result):
         console.print(line, soft_wrap=True, highlight=False)
+
+
+@app.command()
+def code(as_json: Json = False) -> None:
+    """How many bytes of code the engine takes on a Cortex-M4, and what a build saves that leaves a layer out.
+
+    Example: foreseed bench code --json
+    """
+    from foreseed.bench.code_size import bench_code
+
+    with _progress() as progress:
+        result = bench_code(progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = Console()
+    console.print(_code_table(result))
+    console.print(
+        f"Code on a Cortex-M4 (-Os): {result['whole']:,} bytes with all layers, {result['least']:,} with convolutions, "
+        "linear layers and ReLU alone. Leave layers out with -DFS_WITHOUT='FS_LAYER_GELU|FS_LAYER_CAT'.",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 @app.command()
@@ -351,6 +374,14 @@ def _engine_lines(result: dict[str, Any]) -> Iterator[str]:
         yield "Code on a Cortex-M4: not known (needs arm-none-eabi-gcc on PATH and the source tree)."
     else:
         yield f"Code on a Cortex-M4 (-Os): {size:,} bytes."
+
+
+def _code_table(result: dict[str, Any]) -> Table:
+    table = Table("left out", title="bytes of code saved")
+    table.add_column("bytes", justify="right")
+    for name, saved in result["saved"].items():
+        table.add_row(name, f"{saved:,}")
+    return table
 
 
 def _prune_table(result: dict[str, Any]) -> Table:

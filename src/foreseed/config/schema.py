@@ -31,7 +31,7 @@ NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=10**9)]
 
 # Written out, since the rooms that hold them import NumPy and PyTorch, which a config does not need.
 DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
-MODELS = ("lenet5", "lenet5-wide", "resnet20")
+MODELS = ("lenet5", "lenet5-wide", "resnet20", "mobilenetv2-tiny", "mobilenetv3-small", "squeezenet", "dscnn")
 
 
 T = TypeVar("T", bound="Table")
@@ -111,15 +111,16 @@ class Model(Table):
 
     name: str = Field(
         default="lenet5",
-        description="lenet5 is small and quick, lenet5-wide and resnet20 are the paper's; or package.module:factory",
+        description="lenet5 is small and quick, lenet5-wide and resnet20 are the paper's; mobilenetv2-tiny, "
+        "mobilenetv3-small, squeezenet (32x32 and up) and dscnn are those of small devices; or package.module:factory",
     )
     activation: Literal["hardswish", "relu"] = Field(
         default="hardswish",
-        description="hardswish is smooth, which suits probing by small steps; relu is a little cheaper",
+        description="lenet5, resnet20: hardswish is smooth, which suits probing by small steps; relu is a bit cheaper",
     )
     norm: Literal["group", "batch"] = Field(
         default="group",
-        description="resnet20: group keeps no statistics; batch is the paper's, its devices send theirs",
+        description="of nets with norms: group keeps no statistics; batch is the paper's, its devices send theirs",
     )
     init: Literal["kaiming", "torch"] = Field(
         default="kaiming",

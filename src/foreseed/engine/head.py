@@ -11,7 +11,8 @@ import struct
 from foreseed.engine.errors import ProgramError
 
 PROGRAM_MAGIC = b"FSPP"
-VERSION = 1
+VERSION = 2
+"""The newest version of programs; one is written in the oldest that has all its ops."""
 HEADER = struct.Struct("<4sHHHHHHIIII")
 
 
@@ -33,6 +34,7 @@ class ProgramHead:
             )
         if version < 1 or reserved or not 1 <= n_ops <= 256:
             raise ProgramError(f"program header damaged: version {version}, {n_ops} ops; get it again")
+        self.version: int = version
         self.n_ops: int = n_ops
         self.input_shape: tuple[int, int, int] = (c, h, w)
         self.classes: int = classes

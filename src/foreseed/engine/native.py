@@ -161,7 +161,7 @@ class NativeEngine:
         if status:
             raise ProgramError(
                 f"{_PROGRAM_FAULTS.get(status, 'the program cannot be run')}"
-                f"{f' (op {self._program.where})' if status in (lib.FS_BAD_OP, lib.FS_BAD_STRUCTURE) else ''}"
+                f"{f' (op {self._program.where})' if status in _FAULTS_OF_OPS else ''}"
                 "; get the program again, or compile it anew"
             )
 
@@ -305,6 +305,7 @@ def quantise(differences: Buffer, bits: int, seed: int, round: int, device: int)
     return scale, memoryview(differences).cast("B")[: code_bytes(n, bits)]
 
 
+_FAULTS_OF_OPS = (lib.FS_BAD_OP, lib.FS_BAD_STRUCTURE, lib.FS_LEFT_OUT)
 _PROGRAM_FAULTS = {
     lib.FS_BAD_MAGIC: "not a program",
     lib.FS_BAD_VERSION: "the program is of a version from the future",
@@ -312,6 +313,7 @@ _PROGRAM_FAULTS = {
     lib.FS_BAD_HEADER: "the program's header contradicts its content",
     lib.FS_BAD_OP: "an op of the program breaks the rules of the format",
     lib.FS_BAD_STRUCTURE: "the sparse structure of an op is damaged",
+    lib.FS_LEFT_OUT: "an op of the program needs a layer that this build of the engine leaves out",
 }
 
 

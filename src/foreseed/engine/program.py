@@ -16,7 +16,7 @@ from typing import Any
 
 from foreseed.engine.errors import ProgramError, ValuesError
 from foreseed.engine.files import write_whole
-from foreseed.engine.head import HEADER, PROGRAM_MAGIC, VERSION, ProgramHead
+from foreseed.engine.head import HEADER, PROGRAM_MAGIC, ProgramHead
 from foreseed.engine.ops import DENSE, OP, Act, Kind, Op, Pool, Shape
 from foreseed.engine.parts import KINDS
 from foreseed.engine.walker import Layer, Place, walk
@@ -27,6 +27,7 @@ __all__ = [
 
 FILE_MAGIC = b"\x89FSP\r\n\x1a\n"
 
+_FILE_VERSION = 1
 _FILE_HEADER = struct.Struct("<8sHHIIII")
 
 
@@ -101,7 +102,7 @@ class Program(ProgramHead):
         """The live weights of every op that may be pruned: (op number, their indices in the layer's own numbering)."""
         at = self._structure_at
         for i, (op, layer) in enumerate(zip(self.ops, self.layers(), strict=True)):
-            if not KINDS[op.kind].prunable:
+            if not KINDS[op.kind].prunable or op.owner is not None:
                 continue
             total = layer.n_dense
             if op.rice == DENSE:
@@ -126,7 +127,7 @@ class Program(ProgramHead):
         meta = json.dumps(about).encode() if about else b""
         body = b"".join(
             (
-                _FILE_HEADER.pack(FILE_MAGIC, VERSION, 0, len(self.bytes), self.n_live, self.n_stats, len(meta)),
+                _FILE_HEADER.pack(FILE_MAGIC, _FILE_VERSION, 0, len(self.bytes), self.n_live, self.n_stats, len(meta)),
                 self.bytes, raw, raw_stats, meta,
             )
         )  # fmt: skip
@@ -152,9 +153,9 @@ def load(path: str | os.PathLike[str]) -> Model:
     magic, version, reserved, n_program, n_live, n_stats, n_meta = _FILE_HEADER.unpack_from(data)
     if magic != FILE_MAGIC:
         raise ProgramError(f"{path}: not a foreseed model: it starts with {magic!r}, expected {FILE_MAGIC!r}")
-    if version > VERSION:
+    if version > _FILE_VERSION:
         raise ProgramError(
-            f"{path}: version {version} is from the future: this foreseed reads up to {VERSION}; upgrade it"
+            f"{path}: version {version} is from the future: this foreseed reads up to {_FILE_VERSION}; upgrade it"
         )
     expected = _FILE_HEADER.size + n_program + 4 * (n_live + n_stats) + n_meta + 32
     if version < 1 or reserved or len(data) != expected:
@@ -191,13 +192,16 @@ def assemble(
 ) -> Program:
     """Put a program together; `live[i]` lists conv i's live weights in ascending order, None = all of them.
 
-    `rice` and `n_weights` of the conv ops are chosen here: the smaller of dense and the best Rice code.
+    `rice` and `n_weights` of the conv ops are chosen here: the smaller of dense and the best Rice code. The program is
+    of the oldest version that has all its ops, so that engines from before run it if they can.
     """
     coded: list[Op] = []
     structure: list[bytes] = []
     for place, indices in zip(walk(ops, input_shape), live, strict=True):
         op, total = place.op, place.layer.n_dense
-        if KINDS[op.kind].prunable:
+        if op.owner is not None:
+            op = replace(op, n_weights=coded[op.owner].n_weights)
+        elif KINDS[op.kind].prunable:
             if indices is None or len(indices) == total:
                 rice, n, code = DENSE, total, b""
             else:
@@ -210,7 +214,8 @@ def assemble(
     n_live, n_stats = sum(place.layer.n_values for place in places), sum(place.n_stats for place in places)
     code = b"".join(structure)
     c, h, w = input_shape
-    header = HEADER.pack(PROGRAM_MAGIC, VERSION, len(coded), c, h, w, classes, n_live, n_stats, len(code), 0)
+    version = max(op.version for op in coded)
+    header = HEADER.pack(PROGRAM_MAGIC, version, len(coded), c, h, w, classes, n_live, n_stats, len(code), 0)
     floats = struct.pack(f"<{2 * c}f", *scale, *shift)
     return Program(header + floats + b"".join(op.encode() for op in coded) + code, names)
 

@@ -115,7 +115,7 @@ class ReferenceEngine:
         seen = np.zeros(self.program.n_stats) if frozen is None else frozen.astype(np.float64)
 
         def compute(stage: Stage, tensors: list[Floats]) -> Floats:
-            i = stage.number
+            i = stage.owner
             live = self._live.get(i, slice(0))
             own = Own(w[self._values_at[i]], live, seen[self._stats_at[i]], frozen is not None)
             made: Floats = getattr(reference_layers, stage.part.reference)(stage.op, own, *tensors)

@@ -7,7 +7,7 @@ from math import isfinite, prod
 
 from foreseed.engine.errors import ProgramError
 from foreseed.engine.head import HEADER
-from foreseed.engine.ops import DENSE, LARGEST, OP, Op, Pool, Shape
+from foreseed.engine.ops import CEIL, DENSE, LARGEST, OP, Op, Pool, Shape
 from foreseed.engine.parts import KINDS
 from foreseed.engine.program import Program
 from foreseed.engine.walker import Place
@@ -36,17 +36,35 @@ def check_program(program: Program) -> None:
 def _check_op(program: Program, place: Place) -> None:
     op, i, what = place.op, place.number, f"op {place.number} ({place.op.kind.name.lower()})"
     at = HEADER.size + 8 * program.input_shape[0] + OP.size * i
-    used = _ALWAYS | KINDS[op.kind].fields
+    kind, used = KINDS[op.kind], _ALWAYS | KINDS[op.kind].fields
+    _demand(op.version <= program.version, f"{what}: needs version {op.version} of the format, not {program.version}")
     meant = Op(**{field: value for field, value in op.__dict__.items() if field in used})
     _demand(meant.encode() == program.bytes[at : at + OP.size], f"{what}: a field that it does not use is not 0")
-    _demand(op.flags <= 1, f"{what}: flags {op.flags}: expected 0 or 1")
+    _demand(not op.flags & ~kind.flags, f"{what}: flags {op.flags}: expected only bits of {kind.flags}")
+    _demand(isfinite(op.slope), f"{what}: a slope of {op.slope}: expected a finite number")
+    if op.owner is not None:
+        _check_owner(program, place, what)
     for stage in place.stages:
         _check_map(stage.made, what)
-    for holds, otherwise in KINDS[op.kind].rules(op, place.reads):
+    for holds, otherwise in kind.rules(op, place.reads):
         _demand(holds, f"{what}: {otherwise}")
-    kh, kw, _, _, ph, pw = op.pool_window
-    _demand(op.pool is not Pool.NONE or not any(op.pool_window), f"{what}: a window {op.pool_window} and no pool")
+    kh, kw, *_, ph, pw = op.pool_window
+    slides = op.pool not in (Pool.NONE, Pool.ADAPTIVE)
+    unused = op.pool_window if op.pool is Pool.NONE else op.pool_window[2:]
+    _demand(slides or not any(unused), f"{what}: a window {op.pool_window} that its pool does not use")
+    _demand(slides or not op.flags & CEIL, f"{what}: ceil mode, but no pool that slides")
     _demand(2 * ph <= kh and 2 * pw <= kw, f"{what}: pool padding {ph}x{pw}: expected at most half of {kh}x{kw}")
+
+
+def _check_owner(program: Program, place: Place, what: str) -> None:
+    """Values that an earlier op has: of the same kind and shape, and its own."""
+    op, number = place.op, place.op.owner
+    if number is None or number >= place.number:
+        raise _broken(f"{what}: it shares the values of op {number}, which is not before it")
+    owner = program.places[number]
+    alike = [(o.kind, o.has_parameters, o.channels, o.groups, o.n_weights, o.window[:2]) for o in (op, owner.op)]
+    same = alike[0] == alike[1] and place.reads[0][0] == owner.reads[0][0] and owner.op.owner is None
+    _demand(same, f"{what}: it shares the values of op {number}, which has others")
 
 
 def _check_map(shape: Shape, what: str) -> None:
@@ -69,4 +87,8 @@ def _check_structure(program: Program) -> None:
 
 def _demand(rule_holds: bool, otherwise: str) -> None:
     if not rule_holds:
-        raise ProgramError(f"this program breaks the format: {otherwise}; compile it again or get a good copy")
+        raise _broken(otherwise)
+
+
+def _broken(otherwise: str) -> ProgramError:
+    return ProgramError(f"this program breaks the format: {otherwise}; compile it again or get a good copy")

@@ -23,6 +23,11 @@ class Stage(NamedTuple):
     shape: Shape
     made: Shape
 
+    @property
+    def owner(self) -> int:
+        """The number of the op whose values it uses: its own op's, unless that shares another's."""
+        return self.number if self.op.owner is None else self.op.owner
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -58,7 +63,7 @@ class Place(NamedTuple):
     stages: tuple[Stage, ...]
     """Its parts that do something."""
     parameters: dict[str, tuple[int, ...]]
-    """By a torch module's names for them, with their dense shapes, in the order of the values."""
+    """By a torch module's names for them, with their dense shapes, in the order of the values; those of its own."""
     statistics: dict[str, tuple[int, ...]]
 
     @property
@@ -76,13 +81,16 @@ def place(op: Op, shapes: Sequence[Shape], number: int = 0, name: str = "") -> P
     kind, shape, stages = KINDS[op.kind], shapes[0], []
     for part in (kind, ACTS[op.act], POOLS[op.pool]):
         if part.reference:
-            stages.append(Stage(part, op, number, shape, part.shape(op, shape)))
-            shape = stages[-1].made
+            made = part.shape(op, *shapes) if part is kind else part.shape(op, shape)
+            stages.append(Stage(part, op, number, shape, made))
+            shape = made
     parameters = kind.parameters(op, shapes[0])
-    n_dense = prod(parameters["weight"]) if kind.prunable else 0
-    n_values = op.n_weights - n_dense + sum(map(prod, parameters.values()))
-    macs, dense_macs = (kind.macs(op, n, stages[0].made) if stages else 0 for n in (op.n_weights, n_dense))
-    layer = Layer(name, op.kind, shape, op.n_weights, n_dense, n_values, macs, dense_macs)
+    n_dense, n_live = prod(parameters["weight"]) if kind.prunable else 0, op.n_weights
+    macs, dense_macs = (kind.macs(op, n, stages[0].made) if stages else 0 for n in (n_live, n_dense))
+    if op.owner is not None:  # it computes with values that are counted where they stand
+        parameters, n_dense, n_live = {}, 0, 0
+    n_values = n_live - n_dense + sum(map(prod, parameters.values()))
+    layer = Layer(name, op.kind, shape, n_live, n_dense, n_values, macs, dense_macs)
     return Place(layer, op, number, tuple(shapes), tuple(stages), parameters, kind.statistics(op, shapes[0]))
 
 

@@ -43,7 +43,7 @@ def logits(program: Program, net: list[list[Tensor]], images: Tensor) -> Tensor:
     """The logits of images; `net` holds the parameters of every op."""
 
     def compute(stage: Stage, x: list[Tensor]) -> Tensor:
-        made: Tensor = stage.part.torch(F, stage.op, x, net[stage.number])
+        made: Tensor = stage.part.torch(F, stage.op, x, net[stage.owner])
         return made
 
     return run(program.places, images, compute).flatten(1)

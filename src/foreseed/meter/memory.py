@@ -59,13 +59,20 @@ def saved_bytes(program: Program, batch: int) -> int:
         made = _Tensor(prod(stage.made), trained)
         if trained:
             saved.append(stage.part.saved(stage.op, stage.shape, stage.made))
-            tensors.update(x if saved[-1].input else [], [made] if saved[-1].output else [])
+            tensors.update(_needed(x) if saved[-1].input else [], [made] if saved[-1].output else [])
         return made
 
     run(program.places, _Tensor(program.image_bytes, trained=False), make)
     of_image = _FLOAT * sum(tensor.size for tensor in tensors) + sum(part.image_bytes for part in saved)
     loss: int = _FLOAT * (batch * program.classes + 1) + _INT64 * batch
     return batch * of_image + sum(part.batch_bytes for part in saved) + loss
+
+
+def _needed(x: list[_Tensor]) -> list[_Tensor]:
+    """Of two factors one is saved for the gradient of the other, if that has one."""
+    if len(x) == 1:
+        return x
+    return [a for a, b in (x, reversed(x)) if b.trained]
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,7 +60,7 @@ class LocalTrainer:
         # Written as ones, the values are the mask.
         self._binding.write(np.ones(program.n_live, np.float32))
         self._masks = {p: p.detach().clone() for p in self.model.parameters() if not p.detach().all()}
-        self._norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        self._norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
         self._scale, self._shift = (torch.tensor(x).view(-1, 1, 1) for x in (program.scale, program.shift))
         self._tape = PartTape.of(self.model)
 

@@ -19,8 +19,8 @@ class PartTape:
 
     def __init__(self, layers: Sequence[nn.Conv2d | nn.Linear]) -> None:
         self._layers = layers
-        self._inputs: dict[nn.Module, Tensor] = {}
-        self._outputs: dict[nn.Module, Tensor] = {}
+        self._passes: list[tuple[nn.Conv2d | nn.Linear, Tensor, Tensor]] = []
+        """Every call of a layer, with what it was given and what it made."""
         self._hooks: list[Any] = []
 
     @staticmethod
@@ -43,24 +43,28 @@ class PartTape:
     ) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._inputs, self._outputs = [], {}, {}
+        self._hooks, self._passes = [], []
 
-    def _note(self, layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        self._inputs[layer], self._outputs[layer] = given[0].detach(), out
+    def _note(self, layer: Any, given: tuple[Tensor, ...], out: Tensor) -> None:
+        self._passes.append((layer, given[0].detach(), out))
 
     def gradients(self, losses: Tensor, parts: Sequence[tuple[int, int]]) -> dict[Tensor, Tensor]:
         """Gradients of the mean loss of each part (first image, count): for each parameter, [part, its numbers]."""
-        used = [layer for layer in self._layers if layer in self._outputs]
-        changes = torch.autograd.grad(losses.sum(), [self._outputs[layer] for layer in used])
+        changes = torch.autograd.grad(losses.sum(), [out for _, _, out in self._passes])
         counts = torch.tensor([[float(count)] for _, count in parts])
         found: dict[Tensor, Tensor] = {}
+
+        def note(parameter: Tensor, gradients: list[Tensor]) -> None:
+            """A layer that is called twice has the sum of both gradients."""
+            of_call = torch.stack(gradients) / counts
+            found[parameter] = found[parameter] + of_call if parameter in found else of_call
+
         with torch.no_grad():
-            for layer, change in zip(used, changes, strict=True):
-                pieces = [(change[at : at + count], self._inputs[layer][at : at + count]) for at, count in parts]
-                weights = torch.stack([_weight_gradient(layer, *piece).reshape(-1) for piece in pieces])
-                found[layer.weight] = weights / counts
+            for (layer, given, _), change in zip(self._passes, changes, strict=True):
+                pieces = [(change[at : at + count], given[at : at + count]) for at, count in parts]
+                note(layer.weight, [_weight_gradient(layer, *piece).reshape(-1) for piece in pieces])
                 if layer.bias is not None:
-                    found[layer.bias] = torch.stack([_bias_gradient(piece) for piece, _ in pieces]) / counts
+                    note(layer.bias, [_bias_gradient(piece) for piece, _ in pieces])
         return found
 
 

@@ -4,7 +4,17 @@ from foreseed.models.binding import Binding, bind, restore, stats
 from foreseed.models.compiler import compile
 from foreseed.models.errors import MaskError, ModelError, UnknownModelError, UnsupportedLayerError, WeightsError
 from foreseed.models.weights import load_weights
-from foreseed.models.zoo import MODELS, build, lenet5, lenet5_wide, resnet20
+from foreseed.models.zoo import (
+    MODELS,
+    build,
+    dscnn,
+    lenet5,
+    lenet5_wide,
+    mobilenetv2_tiny,
+    mobilenetv3_small,
+    resnet20,
+    squeezenet,
+)
 
 __all__ = [
     "MODELS",
@@ -17,10 +27,14 @@ __all__ = [
     "bind",
     "build",
     "compile",
+    "dscnn",
     "lenet5",
     "lenet5_wide",
     "load_weights",
+    "mobilenetv2_tiny",
+    "mobilenetv3_small",
     "resnet20",
     "restore",
+    "squeezenet",
     "stats",
 ]

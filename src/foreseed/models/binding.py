@@ -37,7 +37,7 @@ def bind(model: nn.Module, program: Program) -> Binding:
     """
     steps = lower(model, program.input_shape)
     # Compared as bytes, since a decoded eps has been rounded to float32; which weights live, the program knows alone.
-    theirs = [replace(op, rice=0, n_weights=0).encode() for op in program.ops]
+    theirs = [replace(op, rice=op.owner or 0, n_weights=0).encode() for op in program.ops]
     if [step.op.encode() for step in steps] != theirs:
         raise ProgramError(
             f"the program ({len(theirs)} ops, {program.n_live} values) was not compiled from this "

@@ -53,7 +53,8 @@ def _live_weights(steps: Sequence[Step], mask: Mapping[str, Tensor]) -> list[Liv
             )
     live: list[Live] = []
     for step in steps:
-        tensor = mask.get(f"{step.name}.weight") if KINDS[step.op.kind].prunable else None
+        own = KINDS[step.op.kind].prunable and step.op.owner is None
+        tensor = mask.get(f"{step.name}.weight") if own else None
         live.append(None if tensor is None else _live_indices(step, tensor))
     return live
 

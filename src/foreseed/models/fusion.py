@@ -9,7 +9,7 @@ from math import prod
 
 from torch import nn
 
-from foreseed.engine.ops import Act, Kind, Op, Pool, Shape
+from foreseed.engine.ops import SHARED, Act, Kind, Op, Pool, Shape
 from foreseed.engine.parts import KINDS
 from foreseed.engine.walker import reads
 from foreseed.models.errors import ModelError, UnsupportedLayerError
@@ -22,7 +22,7 @@ def lower(model: nn.Module, input_shape: Shape) -> list[Step]:
     if not isinstance(model, nn.Module):
         raise ModelError(f"{type(model).__name__} given, expected a torch.nn.Module; build the model first")
     _check_input_shape(input_shape)
-    steps = fuse(*trace(model, input_shape))
+    steps = share(fuse(*trace(model, input_shape)))
     if not any(step.module is not None and list(step.module.parameters()) for step in steps):
         raise UnsupportedLayerError(f"{type(model).__name__} has no layer with parameters; there is nothing to train")
     if len(steps) > 256:
@@ -49,6 +49,25 @@ def fuse(steps: Sequence[Step], result: int) -> list[Step]:
     return fused
 
 
+def share(steps: Sequence[Step]) -> list[Step]:
+    """Let every call of a layer use the values of its first."""
+    owners: dict[int, int] = {}
+    shared = []
+    for number, step in enumerate(steps):
+        op, owner = step.op, number
+        if step.module is not None and list(step.module.parameters(recurse=False)):
+            owner = owners.setdefault(id(step.module), number)
+        if owner != number:
+            if op.window[:2] != steps[owner].op.window[:2]:
+                raise UnsupportedLayerError(
+                    f"{step.name} reads flattened maps of two sizes, {op.window[:2]} and {steps[owner].op.window[:2]}; "
+                    "give each call a layer of its own"
+                )
+            op = replace(op, flags=op.flags | SHARED, rice=owner)
+        shared.append(step._replace(op=op))
+    return shared
+
+
 def _uses(steps: Sequence[Step], result: int) -> Counter[int]:
     """How often each tensor is read on the way to the result (which is itself read once)."""
     uses = Counter([result])
@@ -62,11 +81,12 @@ def _join(producer: Op, op: Op) -> Op | None:
     """Both as one op, if there is one that does the same."""
     takes = KINDS[producer.kind].fields
     if op.kind is Kind.POOL and "pool" in takes and not producer.pool:
-        return replace(producer, pool=op.pool, pool_window=op.pool_window)
+        return replace(producer, pool=op.pool, pool_window=op.pool_window, flags=producer.flags | op.flags)
     # An op's activation comes before its pool; only a ReLU and a max pool may change places.
     in_order = not producer.pool or (producer.pool is Pool.MAX and op.act is Act.RELU)
-    if op.kind is Kind.ACT and "act" in takes and not producer.act and in_order:
-        return replace(producer, act=op.act)
+    fits = "act" in takes and (op.act is not Act.LEAKY_RELU or "slope" in takes)
+    if op.kind is Kind.ACT and fits and not producer.act and in_order:
+        return replace(producer, act=op.act, slope=op.slope)
     return None
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from foreseed.engine.ops import LARGEST, Act, Kind, Op, Pool, Shape
+from foreseed.engine.ops import CEIL, LARGEST, Act, Kind, Op, Pool, Shape
 from foreseed.engine.walker import place
 
 _CHECK = "check input_shape and the layers before"
@@ -74,16 +74,17 @@ class Net:
         self.env: dict[Any, Any] = {}
         self.name = ""
 
-    def emit(self, op: Op, x: View, module: nn.Module | None = None) -> View:
-        """Append an op that reads x, with another tensor of its shape if it reads two, and return its result."""
+    def emit(self, op: Op, x: View, module: nn.Module | None = None, other: View | None = None) -> View:
+        """Append an op that reads x, and another tensor if it reads two, and return its result."""
         numbers = (op.channels, op.groups, *op.window)
         require(max(numbers) < 1 << 16, f"needs the numbers {numbers}, a program holds up to 65535")
         require(max(op.pool_window) < 1 << 8, f"needs the pooling window {op.pool_window}, a program holds up to 255")
         try:
-            shape = place(op, (x.shape, x.shape)).layer.shape
+            shape = place(op, (x.shape,) if other is None else (x.shape, other.shape)).layer.shape
         except ValueError as error:
             raise Refusal(f"has {error}; {_CHECK}") from None
         require(prod(shape) <= LARGEST, f"makes a tensor of {shape}, larger than 2^28 numbers")
+        require(max(shape) < 1 << 16, f"makes a tensor of {shape}, a program has sides up to 65535")
         self.steps.append(Step(op, shape, self.name, module))
         return View(len(self.steps), shape, x.flat)
 
@@ -112,16 +113,18 @@ def _pair(number: Any) -> tuple[int, int]:
 
 def _conv2d(net: Net, module: nn.Conv2d, x: View) -> View:
     require(not x.flat, "reads a flattened tensor, expected channels x height x width")
-    require(module.dilation == (1, 1), f"has dilation {module.dilation}, only 1 is supported")
+    require(max(module.dilation) <= 256, f"has dilation {module.dilation}, a program holds up to 256")
     require(module.padding_mode == "zeros", f"has padding_mode {module.padding_mode!r}, only 'zeros' is supported")
     require(x.shape[0] == module.in_channels, f"expects {module.in_channels} channels and reads {x}; {_CHECK}")
     kernel, padding = module.kernel_size, module.padding
     if padding == "same":
-        require(kernel[0] % 2 and kernel[1] % 2, f"pads the even kernel {kernel} unevenly; pad with a number instead")
-        padding = (kernel[0] // 2, kernel[1] // 2)
+        around = [d * (k - 1) for d, k in zip(module.dilation, kernel, strict=True)]
+        require(not any(n % 2 for n in around), f"pads the even kernel {kernel} unevenly; pad with a number instead")
+        padding = (around[0] // 2, around[1] // 2)
     elif padding == "valid":
         padding = (0, 0)
-    return _weighted(net, module, x, module.out_channels, module.groups, (*kernel, *module.stride, *_pair(padding)))
+    window, dilation = (*kernel, *module.stride, *_pair(padding)), _pair(module.dilation)
+    return _weighted(net, module, x, module.out_channels, module.groups, window, dilation)
 
 
 def _linear(net: Net, module: nn.Linear, x: View) -> View:
@@ -131,15 +134,35 @@ def _linear(net: Net, module: nn.Linear, x: View) -> View:
     return _weighted(net, module, x, module.out_features, 1, (h, w, 1, 1, 0, 0))
 
 
-def _weighted(net: Net, module: nn.Conv2d | nn.Linear, x: View, channels: int, groups: int, window: Any) -> View:
+def _weighted(
+    net: Net,
+    module: nn.Conv2d | nn.Linear,
+    x: View,
+    channels: int,
+    groups: int,
+    window: Any,
+    dilation: tuple[int, int] = (1, 1),
+) -> View:
     require(module.weight.numel() <= LARGEST, f"has {module.weight.numel()} weights, a layer may have 2^28")
     flags = int(module.bias is not None)
-    op = Op(Kind.CONV, x.tensor, flags=flags, channels=channels, groups=groups, window=window)
+    # A kernel of one row or column spans no more for its dilation.
+    dh, dw = (d if k > 1 else 1 for d, k in zip(dilation, window, strict=False))
+    op = Op(Kind.CONV, x.tensor, flags=flags, channels=channels, groups=groups, window=window, dilation=(dh, dw))
     return net.emit(op, x, module)
 
 
-def _batch_norm(net: Net, module: nn.BatchNorm2d, x: View) -> View:
+def _batch_norm2d(net: Net, module: nn.BatchNorm2d, x: View) -> View:
     require(not x.flat, "reads a flattened tensor, expected channels x height x width")
+    return _batch_norm(net, module, x)
+
+
+def _batch_norm1d(net: Net, module: nn.BatchNorm1d, x: View) -> View:
+    require(x.flat, "reads a map, expected a row of features; use BatchNorm2d")
+    require(x.shape[1:] == (1, 1), "reads a flattened map; normalise it by BatchNorm2d before it is flattened")
+    return _batch_norm(net, module, x)
+
+
+def _batch_norm(net: Net, module: nn.BatchNorm1d | nn.BatchNorm2d, x: View) -> View:
     require(module.running_mean is not None, "keeps no running statistics; set track_running_stats=True")
     return _norm(net, module, x, module.num_features, 0)
 
@@ -149,7 +172,9 @@ def _group_norm(net: Net, module: nn.GroupNorm, x: View) -> View:
     return _norm(net, module, x, module.num_channels, module.num_groups)
 
 
-def _norm(net: Net, module: nn.BatchNorm2d | nn.GroupNorm, x: View, channels: int, groups: int) -> View:
+def _norm(
+    net: Net, module: nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm, x: View, channels: int, groups: int
+) -> View:
     require(x.shape[0] == channels, f"expects {channels} channels and reads {x}; {_CHECK}")
     require(module.eps > 0, f"has eps {module.eps}, expected more than 0")
     affine = module.weight is not None
@@ -163,13 +188,35 @@ def _norm(net: Net, module: nn.BatchNorm2d | nn.GroupNorm, x: View, channels: in
 
 def _activation(act: Act, always_inplace: bool = False) -> Callable[..., View]:
     def activate(net: Net, input: View, inplace: bool = always_inplace) -> View:
-        y = net.emit(Op(Kind.ACT, input.tensor, act=act), input)
-        return net.overwrite(input, y) if inplace else y
+        return _activate(net, input, act, inplace)
 
     return activate
 
 
+def _activate(net: Net, input: View, act: Act, inplace: bool = False, slope: float = 0.0) -> View:
+    y = net.emit(Op(Kind.ACT, input.tensor, act=act, slope=slope), input)
+    return net.overwrite(input, y) if inplace else y
+
+
 _relu, _relu_, _hardswish = _activation(Act.RELU), _activation(Act.RELU, True), _activation(Act.HARDSWISH)
+_relu6, _silu, _hardsigmoid = _activation(Act.RELU6), _activation(Act.SILU), _activation(Act.HARDSIGMOID)
+
+
+def _leaky_relu(net: Net, input: View, negative_slope: float = 0.01, inplace: bool = False) -> View:
+    require(abs(negative_slope) < 1e30, f"has the slope {negative_slope}, expected a finite number")
+    return _activate(net, input, Act.LEAKY_RELU, inplace, float(negative_slope))
+
+
+def _gelu(net: Net, input: View, approximate: str = "none") -> View:
+    return _activate(net, input, {"none": Act.GELU, "tanh": Act.GELU_TANH}[approximate])
+
+
+def _tanh(net: Net, input: View) -> View:
+    return _activate(net, input, Act.TANH)
+
+
+def _sigmoid(net: Net, input: View) -> View:
+    return _activate(net, input, Act.SIGMOID)
 
 
 def _max_pool2d(
@@ -183,9 +230,8 @@ def _max_pool2d(
     return_indices: bool = False,
 ) -> View:
     require(_pair(dilation) == (1, 1), f"has dilation {dilation}, only 1 is supported")
-    require(not ceil_mode, "has ceil_mode=True, only False is supported")
     require(not return_indices, "has return_indices=True, only False is supported")
-    return _pool(net, input, Pool.MAX, kernel_size, stride, padding)
+    return _pool(net, input, Pool.MAX, kernel_size, stride, padding, ceil_mode)
 
 
 def _avg_pool2d(
@@ -198,14 +244,18 @@ def _avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> View:
-    require(not ceil_mode, "has ceil_mode=True, only False is supported")
     require(divisor_override is None, "has a divisor_override, only None is supported")
-    return _pool(net, input, Pool.AVERAGE if count_include_pad else Pool.AVERAGE_INSIDE, kernel_size, stride, padding)
+    pool = Pool.AVERAGE if count_include_pad else Pool.AVERAGE_INSIDE
+    return _pool(net, input, pool, kernel_size, stride, padding, ceil_mode)
 
 
 def _adaptive_avg_pool2d(net: Net, input: View, output_size: Any) -> View:
-    require(_pair(output_size) == (1, 1), f"has output size {output_size}, only 1 is supported; use AvgPool2d")
-    return _pool(net, input, Pool.AVERAGE, input.shape[1:], None, 0)
+    require(not input.flat, "reads a flattened tensor, expected channels x height x width")
+    asked = output_size if isinstance(output_size, Sequence) else (output_size, output_size)
+    (_, h, w), (rows, columns) = input.shape, (n or side for n, side in zip(asked, input.shape[1:], strict=True))
+    if h % rows == 0 and w % columns == 0:
+        return _pool(net, input, Pool.AVERAGE, (h // rows, w // columns), None, 0)
+    return net.emit(Op(Kind.POOL, input.tensor, pool=Pool.ADAPTIVE, pool_window=(rows, columns, 0, 0, 0, 0)), input)
 
 
 def _mean(net: Net, input: View, dim: Any, keepdim: bool = False) -> View:
@@ -214,11 +264,28 @@ def _mean(net: Net, input: View, dim: Any, keepdim: bool = False) -> View:
     return replace(_pool(net, input, Pool.AVERAGE, input.shape[1:], None, 0), flat=not keepdim)
 
 
-def _pool(net: Net, x: View, pool: Pool, kernel: Any, stride: Any, padding: Any) -> View:
+def _pool(net: Net, x: View, pool: Pool, kernel: Any, stride: Any, padding: Any, ceil_mode: bool = False) -> View:
     require(not x.flat, "reads a flattened tensor, expected channels x height x width")
     (kh, kw), (sh, sw), (ph, pw) = _pair(kernel), _pair(stride or kernel), _pair(padding)
     require(2 * ph <= kh and 2 * pw <= kw, f"has padding {ph}x{pw}, more than half of its kernel {kh}x{kw}")
-    return net.emit(Op(Kind.POOL, x.tensor, pool=pool, pool_window=(kh, kw, sh, sw, ph, pw)), x)
+    # Where windows come out even, both modes are one.
+    even = (x.shape[1] + 2 * ph - kh) % sh == (x.shape[2] + 2 * pw - kw) % sw == 0
+    flags = CEIL if ceil_mode and not even else 0
+    return net.emit(Op(Kind.POOL, x.tensor, flags=flags, pool=pool, pool_window=(kh, kw, sh, sw, ph, pw)), x)
+
+
+def _zero_pad(net: Net, module: nn.ZeroPad2d, x: View) -> View:
+    return _pad(net, x, module.padding)
+
+
+def _pad(net: Net, input: View, pad: Any, mode: str = "constant", value: float | None = None) -> View:
+    require(not input.flat, "reads a flattened tensor, expected channels x height x width")
+    require(mode == "constant" and not value, "pads with something else than zeros, only zeros are supported")
+    left, right, top, bottom = (*pad, 0, 0)[:4]
+    require(
+        len(pad) in (2, 4) and min(pad) >= 0, f"pads by {tuple(pad)}, expected (left, right, top, bottom) from 0 on"
+    )
+    return net.emit(Op(Kind.PAD, input.tensor, window=(top, left, bottom, right, 0, 0)), input)
 
 
 def _add(net: Net, input: View, other: Any, *, alpha: float = 1) -> View:
@@ -226,11 +293,41 @@ def _add(net: Net, input: View, other: Any, *, alpha: float = 1) -> View:
     require(alpha == 1, f"has alpha={alpha}, only 1 is supported")
     same = (input.shape, input.flat) == (other.shape, other.flat)
     require(same, f"adds {input} and {other}, expected two tensors of one shape that were flattened alike")
-    return net.emit(Op(Kind.ADD, input.tensor, other.tensor), input)
+    return net.emit(Op(Kind.ADD, input.tensor, other.tensor), input, other=other)
 
 
 def _add_(net: Net, input: View, other: Any, *, alpha: float = 1) -> View:
     return net.overwrite(input, _add(net, input, other, alpha=alpha))
+
+
+def _mul(net: Net, input: Any, other: Any) -> View:
+    views = isinstance(input, View) and isinstance(other, View)
+    require(views, "multiplies by something that is not a tensor of the forward pass")
+    of_channels = (other.shape[0], 1, 1)
+    if input.shape == of_channels != other.shape:
+        input, other = other, input  # the whole map first
+    alike = input.flat == other.flat and input.shape[0] == other.shape[0]
+    fits = alike and (other.shape == input.shape or (other.shape == of_channels and not other.flat))
+    require(fits, f"multiplies {input} by {other}, expected one shape, or one number for each channel (N, C, 1, 1)")
+    return net.emit(Op(Kind.MUL, input.tensor, other.tensor), input, other=other)
+
+
+def _mul_(net: Net, input: View, other: Any) -> View:
+    y = _mul(net, input, other)
+    require(y.shape == input.shape, f"makes {y} of {input} in place; multiply the larger tensor")
+    return net.overwrite(input, y)
+
+
+def _cat(net: Net, tensors: Any, dim: int = 0) -> View:
+    views = len(tensors) > 0 and all(isinstance(x, View) for x in tensors)
+    require(views, "joins something that is not a tensor of the forward pass")
+    joined: View = tensors[0]
+    for x in tensors[1:]:
+        over_channels = x.flat == joined.flat and dim % len(x.dims) == 1
+        require(over_channels, f"joins {joined} and {x} over dimension {dim}, only over channels, dim=1, is supported")
+        require(x.shape[1:] == joined.shape[1:], f"joins {joined} and {x}, expected maps of one size")
+        joined = net.emit(Op(Kind.CAT, joined.tensor, x.tensor), joined, other=x)
+    return joined
 
 
 def _flatten(net: Net, input: View, start_dim: int = 0, end_dim: int = -1) -> View:
@@ -274,6 +371,13 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.relu: _relu,
     torch.relu_: _relu_,
     F.hardswish: _hardswish,
+    F.relu6: _relu6,
+    F.leaky_relu: _leaky_relu,
+    F.hardsigmoid: _hardsigmoid,
+    F.silu: _silu,
+    F.gelu: _gelu,
+    torch.tanh: _tanh,
+    torch.sigmoid: _sigmoid,
     F.max_pool2d: _max_pool2d,
     torch.max_pool2d: _max_pool2d,
     F.avg_pool2d: _avg_pool2d,
@@ -282,6 +386,12 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     operator.add: _add,
     operator.iadd: _add_,
     torch.add: _add,
+    operator.mul: _mul,
+    operator.imul: _mul_,
+    torch.mul: _mul,
+    torch.cat: _cat,
+    torch.concat: _cat,
+    F.pad: _pad,
     torch.flatten: _flatten,
     torch.reshape: _view,
     getattr: _getattr,
@@ -292,6 +402,10 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 METHODS: dict[Any, Callable[..., Any]] = {
     "relu": _relu,
     "relu_": _relu_,
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "mul": _mul,
+    "mul_": _mul_,
     "add": _add,
     "add_": _add_,
     "flatten": _flatten,
@@ -307,10 +421,19 @@ MODULES: dict[type[nn.Module], Callable[..., View]] = {
     nn.Linear: _linear,
     nn.ReLU: _module(_relu),
     nn.Hardswish: _module(_hardswish),
+    nn.ReLU6: _module(_relu6),
+    nn.LeakyReLU: _module(_leaky_relu),
+    nn.Hardsigmoid: _module(_hardsigmoid),
+    nn.Sigmoid: _module(_sigmoid),
+    nn.SiLU: _module(_silu),
+    nn.Tanh: _module(_tanh),
+    nn.GELU: _module(_gelu),
     nn.MaxPool2d: _module(_max_pool2d),
     nn.AvgPool2d: _module(_avg_pool2d),
     nn.AdaptiveAvgPool2d: _module(_adaptive_avg_pool2d),
-    nn.BatchNorm2d: _batch_norm,
+    nn.ZeroPad2d: _zero_pad,
+    nn.BatchNorm1d: _batch_norm1d,
+    nn.BatchNorm2d: _batch_norm2d,
     nn.GroupNorm: _group_norm,
     nn.Flatten: _module(_flatten),
     nn.Identity: lambda net, m, x: x,

@@ -41,6 +41,9 @@ class _Proxy(fx.Proxy):
         # fx takes `x += y` for `x = x + y`; but it changes every other name of x too, and a residual net may use one.
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
+
 
 class _Tracer(fx.Tracer):
     def __init__(self, stack_traces: bool) -> None:
@@ -82,7 +85,8 @@ class _Run:
         self.model = model
         self.input_shape = input_shape
         self.net = Net()
-        self.taken: set[int] = set()
+        self.taken: dict[int, nn.Module] = {}
+        self.called: set[int] = set()
         self.result = 0
 
     def take(self, node: fx.Node) -> None:
@@ -108,13 +112,16 @@ class _Run:
             env[node] = self.call(_function(node.target, args), args, kwargs)
 
     def claim(self, module: nn.Module) -> None:
-        """Refuse parameters that a program could not hold, or would hold twice."""
+        """Refuse parameters that a program could not hold, or would hold twice; a layer may be called again."""
         for tensor in (*module.parameters(), *module.buffers()):
             known = tensor.dtype in (torch.float32, torch.int64)
             require(known, f"has parameters of type {tensor.dtype}, expected torch.float32; call model.float()")
-            shared = id(tensor) in self.taken
-            require(not shared, "uses parameters that an earlier call has used; give each call a layer of its own")
-            self.taken.add(id(tensor))
+            owner = self.taken.setdefault(id(tensor), module)
+            require(owner is module, "uses parameters of another layer; call that layer twice, or give each its own")
+        statistics = any(isinstance(module, kind) for kind in (nn.BatchNorm1d, nn.BatchNorm2d))
+        again = statistics and id(module) in self.called
+        require(not again, "is called twice, and its statistics are of one call; give each call a layer of its own")
+        self.called.add(id(module))
 
     def call(self, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -144,7 +151,7 @@ def _unsupported(name: str) -> str:
     if "softmax" in name.lower():
         return "has no place in a program: the loss is cross entropy on logits; leave it out and return the logits"
     layers = ", ".join(kind.__name__ for kind in MODULES)
-    return f"is not supported; supported are {layers}, their functions, +, view, reshape and mean((2, 3))"
+    return f"is not supported; supported are {layers}, their functions, +, *, cat, view, reshape and mean((2, 3))"
 
 
 def _type_name(kind: type) -> str:

@@ -1,4 +1,4 @@
-"""The paper's models as plain torch.nn, and `build`, which makes one by name."""
+"""The models that have a name: the paper's as plain torch.nn, those of `mobile`, and `build`, which makes one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from foreseed.draws import Draws
 from foreseed.engine.ops import Shape
 from foreseed.models.errors import ModelError, UnknownModelError
+from foreseed.models.mobile import DSCNN, MobileNetV2Tiny, MobileNetV3Small, SqueezeNet
 
 _T = TypeVar("_T")
 Array = npt.NDArray[Any]
@@ -76,6 +77,32 @@ def resnet20(
     return _initialised(_ResNet20(in_shape[0], classes, _choose("norm", norm, _NORMS), act), init, seed)
 
 
+def mobilenetv2_tiny(
+    in_shape: Shape = (3, 32, 32), classes: int = 10, *, norm: str = "batch", init: str = "kaiming", seed: int = 0
+) -> nn.Module:
+    """Make a MobileNetV2 of at most 48 channels between its blocks: 117,738 parameters at 3x32x32 and 10 classes."""
+    return _initialised(MobileNetV2Tiny(in_shape, classes, _choose("norm", norm, _NORMS)), init, seed)
+
+
+def mobilenetv3_small(
+    in_shape: Shape = (3, 32, 32), classes: int = 10, *, norm: str = "batch", init: str = "kaiming", seed: int = 0
+) -> nn.Module:
+    """Make MobileNetV3-small with squeeze-and-excite, as published: 1,528,106 parameters for 10 classes."""
+    return _initialised(MobileNetV3Small(in_shape, classes, _choose("norm", norm, _NORMS)), init, seed)
+
+
+def squeezenet(in_shape: Shape = (3, 32, 32), classes: int = 10, *, init: str = "kaiming", seed: int = 0) -> nn.Module:
+    """Make SqueezeNet 1.1, as published: 727,626 parameters for 10 classes."""
+    return _initialised(SqueezeNet(in_shape, classes), init, seed)
+
+
+def dscnn(
+    in_shape: Shape = (1, 49, 10), classes: int = 12, *, norm: str = "batch", init: str = "kaiming", seed: int = 0
+) -> nn.Module:
+    """Make the small DS-CNN of keyword spotting: 23,180 parameters for 49 frames of 10 coefficients and 12 words."""
+    return _initialised(DSCNN(in_shape, classes, _choose("norm", norm, _NORMS)), init, seed)
+
+
 def build(
     name: str,
     in_shape: Shape,
@@ -88,10 +115,10 @@ def build(
 ) -> nn.Module:
     """Make a model by name: the same weights for the same seed on every machine; torch's global generator is kept.
 
-    Names: `lenet5`, `lenet5-wide`, `resnet20`, or `package.module:factory` for a model of your own, installed or in the
-    current folder: a function or class that is given `in_shape` and `classes` if it has parameters of these names, and
-    needs nothing else (its weights are as portable as what it draws them with; torch's generator is seeded for it).
-    `activation`, `norm` and `init` are for the named models, with the defaults of an experiment; your own sees to them
+    Names: those of `MODELS`, or `package.module:factory` for a model of your own, installed or in the current folder: a
+    function or class that is given `in_shape` and `classes` if it has parameters of these names, and needs nothing else
+    (its weights are as portable as what it draws them with; torch's generator is seeded for it). `activation`, `norm`
+    and `init` are for the named models that have a choice, with the defaults of an experiment; your own sees to them
     itself.
     """
     options = {"in_shape": tuple(in_shape), "classes": classes}
@@ -122,12 +149,21 @@ def _made(name: str, factory: Callable[..., Any], options: Mapping[str, Any], se
         ) from error
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"lenet5": lenet5, "lenet5-wide": lenet5_wide, "resnet20": resnet20}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "lenet5": lenet5,
+    "lenet5-wide": lenet5_wide,
+    "resnet20": resnet20,
+    "mobilenetv2-tiny": mobilenetv2_tiny,
+    "mobilenetv3-small": mobilenetv3_small,
+    "squeezenet": squeezenet,
+    "dscnn": dscnn,
+}
 """The names that `build` knows."""
 
 
 def _group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(max(2, channels // 16), channels)
+    most = max(2, channels // 16)
+    return nn.GroupNorm(next(groups for groups in range(most, 0, -1) if channels % groups == 0), channels)
 
 
 def _kaiming(weight: Tensor, draws: Draws) -> tuple[Array, float]:

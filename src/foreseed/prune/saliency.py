@@ -233,6 +233,12 @@ def draw_pair(work: nn.Module, mask: Mask, batch: Batch, settings: Settings) -> 
     return Pair(inputs, weights, moved, gates, buffers)
 
 
+def _logits(work: nn.Module, weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+    # A layer that stands in the model twice is named once; to tie its names would leave a tensor in its place.
+    logits: torch.Tensor = functional_call(work, weights, (images,), tie_weights=False)
+    return logits
+
+
 def mask_gradient(work: nn.Module, pair: Pair, chunk: torch.Tensor) -> tuple[float, Scores]:
     """F of some inputs and its gradient with respect to the mask that both networks share (Eq. 13)."""
     gates = {name: gate.clone().requires_grad_() for name, gate in pair.gates.items()}
@@ -241,7 +247,7 @@ def mask_gradient(work: nn.Module, pair: Pair, chunk: torch.Tensor) -> tuple[flo
         for weights in (pair.weights, pair.moved)
     )
     with FewImagesAtATime():
-        change = functional_call(work, here, (chunk,)) - functional_call(work, there, (chunk,))
+        change = _logits(work, here, chunk) - _logits(work, there, chunk)
     objective = change.square().sum()
     # A layer that the forward pass never uses has no gradient; zeros let it rank last.
     gradients = torch.autograd.grad(objective, list(gates.values()), materialize_grads=True)
@@ -260,6 +266,6 @@ def _settle_batch_norms(work: nn.Module, weights: dict[str, torch.Tensor], image
         norm.reset_running_stats()
         norm.train()
     with torch.no_grad(), FewImagesAtATime():
-        functional_call(work, weights, (images,))
+        _logits(work, weights, images)
     for norm in norms:
         norm.eval()

@@ -31,15 +31,27 @@ class Graph:
         """Append a node and give the name of what it makes, flat if its first input is."""
         name = output or f"{kind}{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
-        if self.is_flat(inputs[0]) or kind == "Flatten":
+        if kind == "Flatten" or self.is_flat(inputs[0]):
             self._flat.add(name)
         return name
 
     def constant(self, numbers: Any) -> str:
-        """Add a tensor of float32 numbers and give its name."""
-        name = f"constant{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(numbers, np.float32), name))
+        """Add a tensor of float32 numbers, or of whole ones (ints), and give its name."""
+        array, name = np.asarray(numbers), f"constant{len(self.constants)}"
+        array = array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
+        self.constants.append(numpy_helper.from_array(array, name))
         return name
+
+    def alike(self, names: Sequence[str]) -> list[str]:
+        """Tensors that a node takes together: all flat, or all maps."""
+        if all(map(self.is_flat, names)):
+            return list(names)
+        return [self._as_map(name) if self.is_flat(name) else name for name in names]
+
+    def _as_map(self, name: str) -> str:
+        made = self.add("Unsqueeze", [name, self.constant([2, 3])])
+        self._flat.discard(made)
+        return made
 
     def is_flat(self, name: str) -> bool:
         return name in self._flat
@@ -54,7 +66,7 @@ class Graph:
         def part(stage: Stage, x: list[str]) -> str:
             self.channels = stage.shape[0]
             held = (*stage.part.parameters(stage.op, stage.shape), *stage.part.statistics(stage.op, stage.shape))
-            own = [f"{layers[stage.number].name}.{name}" for name in held]
+            own = [f"{layers[stage.owner].name}.{name}" for name in held]
             if missing := [name for name in own if name not in self._parameters]:
                 raise ProgramError(f"an ONNX graph needs {missing[0]}, which was not given; give all, statistics too")
             return str(stage.part.onnx(self, stage.op, x, own))

@@ -154,6 +154,16 @@ static void remove_op(mutant *m) {
     put(m->bytes + 6, 2, (uint32_t)n - 1);
 }
 
+/* Lets a conv or norm use the values of an earlier op of its kind. */
+static void share(mutant *m) {
+    if (!n_ops(m)) return;
+    uint8_t *op = op_at(m, below(n_ops(m)));
+    op[3] = (uint8_t)below(n_ops(m));
+    op[2] |= 2;
+    put(op + 32, 4, get(op_at(m, op[3]) + 32, 4));
+    put(m->bytes + 4, 2, 2);
+}
+
 static void truncate(mutant *m) { m->size -= below(below(8) ? 9 : m->size); }
 
 static void extend(mutant *m) {
@@ -175,10 +185,20 @@ typedef struct {
     uint32_t c, h, w;
 } shape;
 
-static int slide(uint32_t *size, uint32_t kernel, uint32_t stride, uint32_t padding) {
+static int slide(uint32_t *size, uint32_t kernel, uint32_t stride, uint32_t padding, int ceil) {
     if (!kernel || !stride || *size + 2 * padding < kernel) return 0;
-    *size = (*size + 2 * padding - kernel) / stride + 1;
+    const uint32_t rest = *size + 2 * padding - kernel;
+    uint32_t out = rest / stride + 1;
+    if (ceil && rest % stride && out * stride < *size + padding) out++;
+    *size = out;
     return 1;
+}
+
+static int repair_pool(const uint8_t *op, shape *s) {
+    if (op[24] != 4)
+        return slide(&s->h, op[25], op[27], op[29], op[2] & 4) && slide(&s->w, op[26], op[28], op[30], op[2] & 4);
+    s->h = op[25], s->w = op[26];
+    return op[25] && op[26];
 }
 
 static int repair_conv(uint8_t *op, shape *s, int is_last, uint32_t *live) {
@@ -190,10 +210,10 @@ static int repair_conv(uint8_t *op, shape *s, int is_last, uint32_t *live) {
     if (!groups) return 0;
     const uint64_t total = (uint64_t)channels * (s->c / groups) * get(op + 12, 2) * get(op + 14, 2);
     if (op[3] == 255 && total < 1 << 20) put(op + 32, 4, (uint32_t)total);
-    *live += get(op + 32, 4) + (op[2] & 1 ? channels : 0);
+    if (!(op[2] & 2)) *live += get(op + 32, 4) + (op[2] & 1 ? channels : 0);
     s->c = channels;
-    return slide(&s->h, get(op + 12, 2), get(op + 16, 2), get(op + 20, 2)) &&
-           slide(&s->w, get(op + 14, 2), get(op + 18, 2), get(op + 22, 2));
+    return slide(&s->h, (get(op + 12, 2) - 1) * (op[6] + 1u) + 1, get(op + 16, 2), get(op + 20, 2), 0) &&
+           slide(&s->w, (get(op + 14, 2) - 1) * (op[7] + 1u) + 1, get(op + 18, 2), get(op + 22, 2), 0);
 }
 
 /* Makes dense layers' weights, the counts of the header and the last layer's kernel fit the ops. */
@@ -207,8 +227,10 @@ static void repair(mutant *m) {
         if (get(op + 4, 2) > i) return;
         shape s = shapes[get(op + 4, 2)];
         if (op[0] == 1 && !repair_conv(op, &s, i + 1 == n, &live)) return;
-        if (op[0] == 3) live += op[2] & 1 ? 2 * s.c : 0, stats += get(op + 10, 2) ? 0 : 2 * s.c;
-        if (op[24] && !(slide(&s.h, op[25], op[27], op[29]) && slide(&s.w, op[26], op[28], op[30]))) return;
+        if (op[0] == 3) live += (op[2] & 3) == 1 ? 2 * s.c : 0, stats += get(op + 10, 2) ? 0 : 2 * s.c;
+        if (op[0] == 7 && get(op + 6, 2) <= i) s.c += shapes[get(op + 6, 2)].c;
+        if (op[0] == 8) s.h += get(op + 12, 2) + get(op + 16, 2), s.w += get(op + 14, 2) + get(op + 18, 2);
+        if (op[24] && !repair_pool(op, &s)) return;
         shapes[i + 1] = s;
     }
     put(m->bytes + 14, 2, shapes[n].c);
@@ -220,7 +242,8 @@ static void repair(mutant *m) {
 static void mutate(mutant *m) {
     static void (*const mutations[])(mutant *) = {flip_bit, set_byte,     edit_header, edit_op,  edit_op, edit_op,
                                                   reshape,  reshape,      reshape,     reshape,  reshape, reshape,
-                                                  splice,   duplicate_op, duplicate_op, remove_op, truncate, extend};
+                                                  splice,   duplicate_op, duplicate_op, remove_op, truncate, extend,
+                                                  share};
     const program *from = &pool[below(2) ? below(pooled) : below(originals)];
     m->size = from->size;
     memcpy(m->bytes, from->bytes, from->size);

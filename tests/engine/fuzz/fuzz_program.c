@@ -72,13 +72,14 @@ static uint64_t pooling_steps(const fs_program *p, const fs_plan *plan) {
     uint64_t largest = 1;
     for (uint32_t i = 0; i < p->n_ops; i++) {
         const uint8_t *op = p->bytes + 32 + 8 * p->channels + 40 * i;
-        const uint64_t window = (uint64_t)op[25] * op[26];
+        /* Windows of an adaptive pool share the map: each position is in four of them at most. */
+        const uint64_t window = op[24] == 4 ? 4 : (uint64_t)op[25] * op[26];
         if (window > largest) largest = window;
     }
     return largest * (plan->activations / 4);
 }
 
-/* No activation can overflow, and so no order of arithmetic makes a NaN that another does not. */
+/* No activation can overflow (products of products soon do), and so no order of arithmetic makes a NaN that another does not. */
 static int is_tame(const subject *s) {
     const fs_program *p = &s->program;
     float x;
@@ -86,12 +87,15 @@ static int is_tame(const subject *s) {
         memcpy(&x, p->bytes + 32 + 4 * i, 4);
         if (x > 64 || x < -64) return 0;
     }
+    uint32_t products = 0;
     for (uint32_t i = 0; i < p->n_ops; i++) {
         const uint8_t *op = p->bytes + 32 + 8 * p->channels + 40 * i;
+        products += op[0] == 6;
         memcpy(&x, op + 36, 4);
         if (op[0] == 3 && x < 1e-6f) return 0;
+        if (op[0] != 3 && (x > 64 || x < -64)) return 0; /* the slope of a LeakyReLU */
     }
-    return !s->huge && p->n_ops <= 24;
+    return !s->huge && p->n_ops <= 24 && products <= 2;
 }
 
 /* ---- making what a program needs ---- */

@@ -72,7 +72,9 @@ int main(int argc, char **argv) {
     const float *values = read_all(argv[2], &values_size);
     const uint8_t *shard = read_all(argv[3], &shard_size);
     fs_program program;
-    if (fs_open(&program, bytes, program_size) || values_size != 4 * (size_t)program.n_live) return 4;
+    const fs_status status = fs_open(&program, bytes, program_size);
+    if (status) return printf("status %d, op %lu\n", (int)status, (unsigned long)program.where), 4;
+    if (values_size != 4 * (size_t)program.n_live) return 4;
     const fs_config config = {(uint32_t)atoi(argv[4]), (uint32_t)atoi(argv[5]), 2, 0, FS_BEST};
     fs_engine *engine = start(&program, &config);
     const size_t stride = (size_t)program.channels * program.height * program.width + 1;
