@@ -191,7 +191,7 @@ def _serve(config: Config, folder: Path, url: str, kind: type[FleetDevices]) -> 
     with open(log, "a") as file:
         sys.stderr = file
 
-        def task_and_devices() -> tuple[Task, FleetDevices]:
+        def task_and_devices(config: Config) -> tuple[Task, FleetDevices]:
             task = make_task(config, load_held_out(config.data.set))
             return task, kind(task, target, broker(url), lambda line: print(line, file=file))
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from foreseed import __version__
-from foreseed.cli import bench, data, experiment, serve
+from foreseed.cli import bench, data, experiment, runs, serve
 from foreseed.cli.doctor import doctor
 from foreseed.cli.fleet import fleet_app
 from foreseed.engine.errors import ForeseedError
@@ -27,6 +27,7 @@ app.command()(experiment.run)
 app.command()(experiment.compare)
 app.command()(experiment.prune)
 app.command()(experiment.report)
+app.command()(runs.runs)
 app.command()(serve.serve)
 app.command("testbed")(serve.run_testbed)
 app.add_typer(data.app, name="data")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,13 +23,37 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, an
 Track = Annotated[
     str, typer.Option(metavar="NAME[,NAME]", help="Tell trackers too: tensorboard, mlflow, wandb (as track.to=NAME).")
 ]
+Resume = Annotated[
+    bool, typer.Option(help="Go on with a run that was stopped or killed; overrides change what may change in it.")
+]
+At = Annotated[
+    int | None,
+    typer.Option(metavar="ROUND", min=1, help="With --resume: go back to this round (`foreseed runs RUN` lists them)."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no words on the result.")]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command line asks for: an experiment, where it runs, and how it goes on if it has begun."""
+
+    config: Config
+    folder: Path
+    resume: bool = False
+    at: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """As those take it that run experiments."""
+        return {"resume": self.resume, "at": self.at, "changes": self.changes}
 
 
 def run(
     words: Words = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped or killed.")] = False,
+    resume: Resume = False,
+    at: At = None,
     like: Annotated[
         Path | None, typer.Option(help="A served run's folder: ask the devices that answered there, round by round.")
     ] = None,
@@ -39,10 +64,12 @@ def run(
     """Run one experiment: prune, train, report.
 
     Example: foreseed run experiments/demo.toml train.k=100 --out runs/k100
+
+    One that went wrong: foreseed run --out runs/k100 --resume --at 40 train.lr=0.001
     """
-    config = config_of(tracked(words, track))
-    folder = out or Path("runs") / config.run_name
-    summary = _one(config, folder, resume, quiet or as_json, like)
+    asked = ask(tracked(words, track), out, resume, at)
+    summary = _one(asked, quiet or as_json, like)
+    folder = asked.folder
     finish([folder], folder, as_json, summary, explained=not quiet)
 
 
@@ -68,7 +95,7 @@ def compare(
     for arm in runs:
         folders.append(folder / arm.run_name)
         going_on = resume and (folders[-1] / "config.toml").exists()
-        summaries.append(_one(arm, folders[-1], going_on, quiet or as_json))
+        summaries.append(_one(Asked(arm, folders[-1], going_on), quiet or as_json))
     finish(folders, folder, as_json, summaries, explained=not quiet)
 
 
@@ -111,14 +138,14 @@ def prune(
     console.print(f"mask: {out}")
 
 
-def _one(config: Config, folder: Path, resume: bool, quiet: bool, like: Path | None = None) -> dict[str, Any]:
+def _one(asked: Asked, quiet: bool, like: Path | None = None) -> dict[str, Any]:
     from foreseed.cli.progress import Watcher
     from foreseed.runs import participants
     from foreseed.simulate import run_simulated
 
-    taken = None if like is None else participants(like, config.rounds)
+    taken = None if like is None else participants(like, asked.config.rounds)
     with Watcher(Console(stderr=True), quiet) as watch:
-        summary = run_simulated(config, folder, resume=resume, watch=watch, participants=taken)
+        summary = run_simulated(asked.config, asked.folder, **asked.how, watch=watch, participants=taken)
     return summary.model_dump()
 
 
@@ -153,6 +180,21 @@ def file_and_overrides(words: list[str]) -> tuple[Path | None, list[str]]:
 def tracked(words: list[str] | None, track: str) -> list[str]:
     """A command line's words with its --track, which is an override like any other."""
     return [*(words or []), *([f"track.to={track}"] if track else [])]
+
+
+def ask(words: list[str], out: Path | None, resume: bool, at: int | None) -> Asked:
+    """What a command line asks for. A run that is resumed needs no file: it has its own."""
+    from foreseed.runs import asked
+
+    if at is not None and not resume:
+        raise ConfigError(f"--at {at} goes back in a run that is there; add --resume")
+    file, overrides = file_and_overrides(words)
+    if not resume:
+        config = load(file, overrides)
+        return Asked(config, out or Path("runs") / config.run_name)
+    folder = out or Path("runs") / load(file, overrides).run_name
+    config, changes = asked(folder, file, overrides)
+    return Asked(config, folder, True, at, changes)
 
 
 def config_of(words: list[str]) -> Config:

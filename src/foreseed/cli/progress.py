@@ -40,6 +40,9 @@ class Watcher:
     def __call__(self, progress: RunProgress) -> None:
         if self.quiet:
             return
+        if progress.stage == "train" and progress.row is None:  # nothing but a word before the first round
+            self._note(progress)
+            return
         said = self._said(progress)
         if self._live is not None:
             if progress.stage != self._stage:
@@ -52,8 +55,11 @@ class Watcher:
                 f"{progress.config.run_name}: {progress.stage} {progress.done}/{progress.total}{said}", soft_wrap=True
             )
         if progress.note:
-            self.console.print(f"{progress.config.run_name}: {progress.note}", soft_wrap=True)
+            self._note(progress)
         self._stage = progress.stage
+
+    def _note(self, progress: RunProgress) -> None:
+        self.console.print(f"{progress.config.run_name}: {progress.note}", soft_wrap=True)
 
     def _said(self, progress: RunProgress) -> str:
         row = progress.row

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from foreseed.config import Config
 from foreseed.data import load, picture
@@ -28,22 +30,27 @@ def run_simulated(
     folder: Path,
     *,
     resume: bool = False,
+    at: int | None = None,
+    changes: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     participants: Sequence[Sequence[int]] | None = None,
     prepared: Prepared | None = None,
 ) -> Summary:
     """Run a config on simulated devices in a folder; with `resume`, go on where a killed run was.
 
-    `participants` of every round are sampled, if not given; what was `prepared` may be shared by several runs.
+    `at` and `changes`, and all that is done to a folder, are those of `foreseed.runs.run`. `participants` of every
+    round are sampled, if not given; what was `prepared` may be shared by several runs.
     """
+    population: Population
 
-    def task_and_devices() -> tuple[Task, SimulatedDevices]:
+    def task_and_devices(config: Config) -> tuple[Task, SimulatedDevices]:
+        nonlocal population
         task, population = prepared or prepare(config, prune_watch(config, watch))
-        figures = folder / "figures"
-        figures.mkdir(exist_ok=True)
-        for name in ("partition.svg", "partition.png"):
-            if not (figures / name).exists():
-                picture(population.partition, population.classes, figures / name)
+        task = replace(task, config=config)
         return task, SimulatedDevices(task, population, participants)
 
-    return run(config, folder, task_and_devices, resume=resume, watch=watch)
+    summary = run(config, folder, task_and_devices, resume=resume, at=at, changes=changes, watch=watch)
+    for name in ("partition.svg", "partition.png"):
+        if not (folder / "figures" / name).exists():
+            picture(population.partition, population.classes, folder / "figures" / name)
+    return summary
