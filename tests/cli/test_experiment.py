@@ -106,7 +106,7 @@ def test_a_wrong_key_or_value_is_one_line_and_changes_nothing(
 def test_a_folder_that_exists_is_not_touched(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
     assert "--resume" in refused(capsys, "run", *TINY, "--out", str(done))
-    assert "train.k" in refused(capsys, "run", *TINY, "train.k=3", "--out", str(done), "--resume")
+    assert "seed cannot change" in refused(capsys, "run", *TINY, "seed=3", "--out", str(done), "--resume")
     assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
 
 
