@@ -89,17 +89,17 @@ def test_a_change_lasts_whoever_resumes_and_can_be_taken_back(bars: Path, tmp_pa
 @pytest.mark.parametrize("key", sorted(set(content(load())) - set(CHANGEABLE)))
 def test_what_may_not_change_is_refused_by_name_and_nothing_changes(key: str, finished: Path, world: World) -> None:
     value = json.loads(content(world.config)[key])
-    others: dict[type, Any] = {bool: not value, int: 1 + value if type(value) is int else 0, float: 0.4321, str: _OTHER.get(key, "other")}
+    other = {bool: lambda: not value, int: lambda: value + 1, float: lambda: 0.4321, str: lambda: _OTHER[key]}
     before = files(finished)
     with pytest.raises((RunError, ConfigError), match=key.rpartition(".")[2]) as refusal:
-        run(world.config, finished, resume=True, at=3, changes={key: others[type(value)]}, prepared=world)
+        run(world.config, finished, resume=True, at=3, changes={key: other[type(value)]()}, prepared=world)
     if isinstance(refusal.value, RunError):
         assert f"{key} cannot change in a run (" in str(refusal.value)
     assert files(finished) == before
 
 
 _OTHER = {
-    "method": "fedavg", "engine": "exact", "preset": "best", "data.set": "digits", "data.partition": "iid",
+    "method": "fedavg", "engine": "exact", "preset": "best", "data.set": "digits", "data.root": "x", "data.partition": "iid",
     "model.name": "lenet5", "model.activation": "relu", "model.norm": "batch", "model.init": "torch",
     "prune.pruner": "random", "train.direction": "rademacher", "train.seeds": "shared", "train.optimiser": "adam",
 }  # fmt: skip
@@ -210,9 +210,9 @@ def test_kept_checkpoints_with_a_memory_are_whole(bars: Path, tmp_path: Path) ->
 
     run(config, tmp_path / "run", prepared=world, watch=watch)
     assert Kept(tmp_path / "run" / "checkpoint").rounds() == [10, 20]
-    for round, content in seen.items():
+    for round, estimates in seen.items():
         kept = tmp_path / "run" / "checkpoint" / "kept" / str(round)
-        assert (kept / "files" / "memory.f32").read_bytes() == content
+        assert (kept / "files" / "memory.f32").read_bytes() == estimates
         with np.load(kept / "state.npz") as state:
             assert state["round"] == round
 
@@ -234,5 +234,7 @@ def test_words_that_a_run_began_with_are_no_changes(tmp_path: Path) -> None:
 
 
 def test_another_file_is_refused_and_the_way_to_change_is_said(finished: Path, world: World) -> None:
-    with pytest.raises(RunError, match=r"another config \(train.lr\); resume it with its own, or change it by train.lr="):
+    with pytest.raises(
+        RunError, match=r"another config \(train.lr\); resume it with its own, or change it by train.lr="
+    ):
         run(world.config.with_({"train.lr": 0.7}), finished, resume=True, prepared=world)
