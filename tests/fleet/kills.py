@@ -61,13 +61,13 @@ class Devices:
         for number in range(count):
             self.start(number)
 
-    def start(self, number: int) -> None:
+    def start(self, number: int, name: str = "", shard: str = "", numbered: bool = True) -> None:
         with open(self._folder / f"device-{number}.log", "ab") as log:
             self._processes[number] = subprocess.Popen(
                 [
                     sys.executable, "-m", "foreseed.device.agent", "--broker", self._url, "--once",
-                    "--name", f"device-{number}", "--number", str(number), "--save-every", str(self._save_every),
-                    "--shard", str(self._shards / shard_name(number)),
+                    "--name", name or f"device-{number}", *(["--number", str(number)] if numbered else []),
+                    "--save-every", str(self._save_every), "--shard", str(self._shards / (shard or shard_name(number))),
                     "--state", str(self._folder / f"device-{number}.state"),
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,

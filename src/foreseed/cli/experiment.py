@@ -140,12 +140,11 @@ def prune(
 
 def _one(asked: Asked, quiet: bool, like: Path | None = None) -> dict[str, Any]:
     from foreseed.cli.progress import Watcher
-    from foreseed.runs import participants
-    from foreseed.simulate import run_simulated
+    from foreseed.simulate import read_example, run_simulated
 
-    taken = None if like is None else participants(like, asked.config.rounds)
+    example = None if like is None else read_example(like, asked.config)
     with Watcher(Console(stderr=True), quiet) as watch:
-        summary = run_simulated(asked.config, asked.folder, **asked.how, watch=watch, participants=taken)
+        summary = run_simulated(asked.config, asked.folder, **asked.how, watch=watch, like=example)
     return summary.model_dump()
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import time
 import tomllib
 from collections.abc import Iterator
@@ -164,6 +165,14 @@ class RunFolder:
         file.flush()
         os.fsync(file.fileno())
 
+    def discard(self) -> None:
+        """Take away a run that has not come through its first round: there is nothing to go on with."""
+        for name in ("mask.npz", "metrics.jsonl", "status.json", "env.json", "config.toml"):
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+        with suppress(OSError):  # a tracker's or a user's, then
+            (self.path / "figures").rmdir()
+
     def finish(self, summary: Summary) -> None:
         """Write the summary, which is there only when a run is over."""
         write_whole(self.path / "summary.json", to_json(summary, indent=1))
@@ -180,18 +189,6 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__, "machine": platform.machine(), "system": platform.system(),
         "cores": os.cpu_count(), "instruction_set": native.isa(),
     }  # fmt: skip
-
-
-def participants(folder: Path, rounds: int) -> list[tuple[int, ...]]:
-    """The devices that answered in each round of a run."""
-    metrics = folder / "metrics.jsonl"
-    try:
-        taken = [Row.model_validate_json(line).participants for line in metrics.read_bytes().splitlines()]
-    except (OSError, ValueError):
-        raise RunError(f"{folder}: expected the folder of a BP-free run, with its metrics.jsonl") from None
-    if len(taken) < rounds:
-        raise RunError(f"{folder}: that run has {len(taken)} rounds, this one {rounds}; set rounds={len(taken)}")
-    return taken
 
 
 # Reading what others have written.

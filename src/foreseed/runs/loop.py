@@ -56,12 +56,14 @@ def run(
     at: int | None = None,
     changes: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
+    check: Callable[[Row], None] | None = None,
 ) -> Summary:
     """Run a config in a folder and return its summary; with `resume`, go on where a killed run was.
 
     A run that is resumed may go back to a round `at` which a checkpoint is kept, and go on with other values of the
     keys in `changes` (`foreseed.config.CHANGEABLE`). `prepare` is called once the folder is ours, with the config that
-    holds from now on: pruning takes its time.
+    holds from now on: pruning takes its time. `check` may refuse a round before it counts. A run that is refused
+    before its first round has counted leaves nothing behind.
     """
     place, here = RunFolder(folder), environment()
     with place.claimed(resume):
@@ -69,6 +71,8 @@ def run(
         config = resumption.config
         trackers = Trackers(config)
         task, devices = prepare(config)
+        rows: list[Row] = []
+        refused = False
         try:
             method = methods()[config.method]
             state = method.init(task)
@@ -79,17 +83,22 @@ def run(
                 save_mask(folder / "mask.npz", task.pruning.mask)
             done = checkpoint.restore(place.checkpoint, state) if place.checkpoint.exists() else 0
             checkpoint.keep_files(place.method_files, state)
-            rows = place.rows(done)
+            rows += place.rows(done)
             trackers.start(folder, done)
-            _train(task, devices, method, state, rows, place, trackers, watch)
+            _train(task, devices, method, state, rows, place, trackers, watch, check)
             state.program.save(folder / "model.fsp", state.values, state.stats)
             summary = summarise(task, devices, state, rows, changes_of(folder))
             place.finish(summary)
             trackers.finish(summary)
             return summary
+        except ForeseedError:
+            refused = not resume and not rows
+            raise
         finally:
             trackers.finish(None)  # if the run did not come to its end
             devices.close()
+            if refused:
+                place.discard()
 
 
 def _train(
@@ -101,6 +110,7 @@ def _train(
     place: RunFolder,
     trackers: Trackers,
     watch: Watch | None,
+    check: Callable[[Row], None] | None,
 ) -> None:
     config = task.config
     with place.metrics() as metrics:
@@ -110,6 +120,8 @@ def _train(
                 result = method.round(task, devices, state)
                 seconds = time.perf_counter() - began
                 row = _row(result, seconds, _evaluate(devices, state, result.round, config))
+                if check is not None:
+                    check(row)
             except ForeseedError as error:
                 raise RunError(f"{config.run_name}, round {len(rows) + 1}: {error}") from None
             rows.append(row)

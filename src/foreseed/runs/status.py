@@ -67,9 +67,14 @@ def write_status(folder: Path, status: FleetStatus) -> None:
     write_whole(folder / _STATUS, to_json(status))
 
 
+def was_served(folder: Path) -> bool:
+    """Whether a run had real devices."""
+    return (folder / _STATUS).exists()
+
+
 def read_status(folder: Path) -> FleetStatus:
     """The last one written. A server that was killed had no time to say so: its lock is free."""
-    if not (folder / _STATUS).exists():
+    if not was_served(folder):
         raise RunFolderError(
             f"{folder}: no fleet was served there ({_STATUS} is missing); name the folder of a served run"
         )
