@@ -97,12 +97,15 @@ def test_devices_without_numbers_are_known_by_the_record_when_the_run_is_simulat
     config = world.config.with_({"rounds": 4})
     with Mosquitto.plain() as mosquitto:
         devices = Devices(mosquitto.url, 0, tmp_path, shards)
+        started = set[int]()
         # Whoever comes first is device 0: the last shard.
         shard_of = {number: shard_name(config.data.devices - 1 - number) for number in range(config.data.devices)}
 
         def join(table: Any) -> None:
-            if len(table) < config.data.devices and all(device.enrolled for device in table.values()):
+            """One after the other."""
+            if len(table) == len(started) < config.data.devices and all(device.enrolled for device in table.values()):
                 number = len(table)
+                started.add(number)
                 devices.start(number, name=f"board-{'abcdef'[number]}", shard=shard_of[number], numbered=False)
 
         with devices:
