@@ -2,7 +2,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python
-ENGINE := $(wildcard csrc/*.c csrc/*.h csrc/*.inl csrc/*.py)
+ENGINE := $(wildcard csrc/*.c csrc/*.h csrc/*.inl csrc/*.py csrc/host/*)
 
 DIST ?= dist
 

@@ -7,25 +7,27 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = sorted(path.name for path in HERE.glob("*.c"))
+SOURCES = sorted(str(path.relative_to(HERE)) for path in [*HERE.glob("*.c"), *HERE.glob("host/*.c")])
+HEADERS = ("foreseed.h", "host/guard.h")
 
 # Contraction off: only where the code says fma is one used, so that all machines give the same bits.
 FLAGS = ["-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
 
 
 def declarations() -> str:
-    """The public header without its preprocessor lines: one text for C and for Python."""
-    return re.sub(r"^#.*$", "", (HERE / "foreseed.h").read_text(), flags=re.MULTILINE)
+    """The public headers without their preprocessor lines: one text for C and for Python."""
+    text = "".join((HERE / name).read_text() for name in HEADERS)
+    return re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
 
 
 ffi = FFI()
 ffi.cdef(declarations())
 ffi.set_source(
     "foreseed.engine._native",
-    '#include "foreseed.h"',
+    "".join(f'#include "{name}"\n' for name in HEADERS),
     sources=[os.path.relpath(HERE / name) for name in SOURCES],
     include_dirs=[os.path.relpath(HERE)],
-    depends=[os.path.relpath(path) for path in HERE.glob("*.[hi]*")],
+    depends=[os.path.relpath(path) for path in [*HERE.glob("*.[hi]*"), *HERE.glob("host/*.h")]],
     extra_compile_args=FLAGS,
     # Without a compiler the package still installs, and the NumPy reference serves.
     optional=True,

@@ -101,6 +101,16 @@ def test_a_stopped_run_goes_on_to_the_same_values(result: fs.Result, tmp_path: P
     assert again.config == config
 
 
+def test_a_run_goes_back_and_on_with_other_settings(tmp_path: Path) -> None:
+    config = fs.load(None, TINY)
+    before = fs.run(config, tmp_path / "run")
+    again = fs.run(config, tmp_path / "run", resume=True, at=2, changes={"train.lr": 0.001})
+    assert list(again["lr"][:2]) == list(before["lr"][:2])
+    assert all(again["lr"][2:] < 0.0011)
+    assert again.config.train.lr == 0.001
+    assert again.summary.changes is not None
+
+
 def test_compare_gives_every_arm_with_every_seed(tmp_path: Path) -> None:
     base = fs.load(None, [*TINY, "rounds=1"])
     configs = [base, base.with_({"method": "baffle"})]

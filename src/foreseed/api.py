@@ -187,15 +187,24 @@ class Comparison(Mapping[str, tuple[Result, ...]]):
         return write_report([result.folder for results in self.arms.values() for result in results], self.folder)
 
 
-def run(config: Config, folder: Folder | None = None, *, resume: bool = False, watch: Watch | None = None) -> Result:
+def run(
+    config: Config,
+    folder: Folder | None = None,
+    *,
+    resume: bool = False,
+    at: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
+) -> Result:
     """Run an experiment on simulated devices; everything stays in its folder, as with `foreseed run`.
 
     Without a folder it is runs/NAME, or runs/NAME-2, runs/NAME-3 and so on if that is taken, so that a notebook's cell
     can be run again. With `resume`, a run that was stopped goes on in the folder given, or in runs/NAME; one that has
-    finished is returned as it is. `watch` is shown the progress, round by round.
+    finished is returned as it is. It goes back to round `at`, if a checkpoint of that is kept, and on with `changes`
+    such as `{"train.lr": 0.001}`, if these may change. `watch` is shown the progress, round by round.
     """
     place = _free(_RUNS / config.run_name, resume) if folder is None else Path(folder)
-    run_simulated(config, place, resume=resume, watch=watch)
+    run_simulated(config, place, resume=resume, at=at, changes=changes, watch=watch)
     return Result(place)
 
 

@@ -105,15 +105,39 @@ def test_a_wrong_key_or_value_is_one_line_and_changes_nothing(
 
 def test_a_folder_that_exists_is_not_touched(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
-    assert "--resume" in refused(capsys, "run", "--quiet", *TINY, "--out", str(done))
-    assert "train.k" in refused(capsys, "run", "--quiet", *TINY, "train.k=3", "--out", str(done), "--resume")
+    assert "--resume" in refused(capsys, "run", *TINY, "--out", str(done))
+    assert "seed cannot change" in refused(capsys, "run", *TINY, "seed=3", "--out", str(done), "--resume")
     assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
 
 
+def test_runs_lists_what_one_can_go_back_to_and_going_back_changes_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "runs: no run is there" in refused(capsys, "runs")
+    assert main(["run", *TINY, "rounds=12", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["runs", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["run"], told["state"], told["round"], told["rounds"]) == ("runs/ntk-baffle", "over", 12, 12)
+    assert [kept["round"] for kept in told["kept"]] == [10, 11, 12]
+    assert all(kept["accuracy"] is not None and kept["bytes"] > 0 for kept in told["kept"])
+    assert "add --resume" in refused(capsys, "run", *TINY, "--at", "10")
+    assert "there are 10, 11, 12" in refused(capsys, "run", "--resume", "--at", "3")
+    assert main(["run", "--resume", "--at", "10", "train.lr=0.002", "--quiet"]) == 0
+    assert main(["run", *TINY, "rounds=12", "--resume", "--quiet"]) == 0  # as it was started, which takes nothing back
+    capsys.readouterr()
+    assert main(["runs", "runs/ntk-baffle"]) == 0
+    shown = capsys.readouterr().out
+    assert "after round 10: back to round 10; rows of later rounds are in abandoned-1.jsonl" in shown
+    assert "train.lr from 0.01 to 0.002" in shown
+    rows = [json.loads(line) for line in Path("runs/ntk-baffle/metrics.jsonl").read_text().splitlines()]
+    assert rows[9]["lr"] > 0.009
+    assert rows[11]["lr"] < 0.0021
+
+
 def test_data_that_is_not_there_says_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(
-        capsys, "run", "--quiet", "data.set=cifar10", f"data.root={tmp_path}", "--out", str(tmp_path / "run")
-    )
+    said = refused(capsys, "run", "data.set=cifar10", f"data.root={tmp_path}", "--out", str(tmp_path / "run"))
     assert "foreseed data get cifar10" in said
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from pathlib import Path
 from random import Random
@@ -49,7 +48,6 @@ from tests.device.scripted import (
     small_coordinator,
     small_program,
     without_costs,
-    write_shard,
 )
 
 # --- catching up ---
@@ -305,46 +303,6 @@ def test_a_loss_that_is_not_finite_is_said_and_not_sent(shard: Path) -> None:
         "round 1: no answer: the loss is not finite: the values have grown too large; lower the learning rate or sigma"
     ]
     assert member.work() == []
-
-
-class Cutting:
-    """An engine after whose first block the shard is cut short."""
-
-    def __init__(self, engine: Any, shard: Path) -> None:
-        self._engine, self._shard = engine, shard
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def loss(self, *arguments: Any) -> Any:
-        found = self._engine.loss(*arguments)
-        os.truncate(self._shard, 40)
-        return found
-
-
-@pytest.mark.parametrize("during", [False, True], ids=["before an order", "between two blocks"])
-def test_a_shard_that_is_cut_short_is_told_and_the_device_stays(tmp_path: Path, during: bool) -> None:
-    """Reading beyond the end of a mapped file ends a process by SIGBUS; here it would be this one."""
-    shard, said = write_shard(tmp_path / "shard.bin", count=1000), list[str]()
-    server, member, whole = serve(), Member(shard, say=said.append), shard.read_bytes()
-    join(server, member)
-    assert member.worker is not None
-    engine = member.worker.engine
-    if during:
-        member.worker.engine = Cutting(engine, shard)  # type: ignore[assignment]
-    else:
-        os.truncate(shard, 40)
-    assert Reply not in kinds(ask(server, member, server.order()))
-    assert said == [
-        "round 1: no answer: the shard was cut short to 40 of 33000 bytes while it was in use; write it again, and "
-        "restart the device"
-    ]
-    assert member.refused == {"damaged shard": 1}
-    assert member.rejection is None
-    member.worker.engine = engine
-    with open(shard, "r+b") as file:
-        file.write(whole)
-    assert Reply in kinds(ask(server, member, server.order()))
 
 
 def test_a_reply_tells_what_it_cost(shard: Path) -> None:

@@ -1,3 +1,5 @@
+import os
+import signal
 import subprocess
 import sys
 
@@ -130,3 +132,69 @@ def test_reading_shards_needs_neither_numpy_nor_torch():
     code = "import sys, foreseed.device.shard; print({'numpy', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+CUT_WHILE_IT_IS_READ = """
+import os, sys
+from foreseed.device.shard import open_shard
+
+path, left = sys.argv[1], int(sys.argv[2])
+shard = open_shard(path, 3072, 10)
+view = memoryview(shard.samples.data)
+assert shard.is_current and view[-1] == 7
+shard.release(0, shard.count)
+os.truncate(path, left)
+read = sum(view[::512])
+print(shard.is_current, read, view[0])
+view.release()
+shard.close()
+"""
+
+
+@pytest.mark.parametrize("left", [0, 1, 3073, 40 * 3073, 100 * 3073 - 1])
+def test_a_shard_cut_short_while_it_is_read_gives_zeros_and_is_known_to_be_another(tmp_path, left):
+    (tmp_path / "x.bin").write_bytes(bytes([7]) * (100 * 3073))
+    command = [sys.executable, "-c", CUT_WHILE_IT_IS_READ, str(tmp_path / "x.bin"), str(left)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    is_current, read, first = done.stdout.split()
+    whole = 7 * len(range(0, 100 * 3073, 512))
+    assert is_current == "False"
+    assert int(read) <= whole - 7 * (whole > 7 and left < 99 * 3073)
+    assert first == ("7" if left else "0")
+
+
+ANOTHER_MAP = """
+import mmap, os, sys
+from foreseed.device.shard import open_shard
+
+shard = open_shard(sys.argv[1], 12, 3)
+with open(sys.argv[2], "r+b") as file:
+    other = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+os.truncate(sys.argv[2], 0)
+other[0]
+"""
+
+
+def test_a_bus_error_elsewhere_is_none_of_a_shard_s_business(tmp_path):
+    (tmp_path / "other").write_bytes(bytes(5000))
+    shard = write(tmp_path / "x.bin", [0, 1])
+    done = subprocess.run([sys.executable, "-c", ANOTHER_MAP, str(shard), str(tmp_path / "other")])
+    assert done.returncode == -signal.SIGBUS
+
+
+@pytest.mark.parametrize("how", ["write", "replace", "touch", "remove"])
+def test_a_file_that_is_no_longer_the_same_is_known(tmp_path, how):
+    path = write(tmp_path / "x.bin", [0, 1])
+    with open_shard(path, 12, 3) as shard:
+        assert shard.is_current
+        if how == "write":
+            with open(path, "r+b") as file:
+                file.write(b"\1")
+        elif how == "replace":
+            write(tmp_path / "y.bin", [0, 1]).replace(path)
+        elif how == "touch":
+            os.utime(path, (0, 0))
+        else:
+            path.unlink()
+        assert not shard.is_current

@@ -61,13 +61,13 @@ class Devices:
         for number in range(count):
             self.start(number)
 
-    def start(self, number: int) -> None:
+    def start(self, number: int, name: str = "", shard: str = "", numbered: bool = True) -> None:
         with open(self._folder / f"device-{number}.log", "ab") as log:
             self._processes[number] = subprocess.Popen(
                 [
                     sys.executable, "-m", "foreseed.device.agent", "--broker", self._url, "--once",
-                    "--name", f"device-{number}", "--number", str(number), "--save-every", str(self._save_every),
-                    "--shard", str(self._shards / shard_name(number)),
+                    "--name", name or f"device-{number}", *(["--number", str(number)] if numbered else []),
+                    "--save-every", str(self._save_every), "--shard", str(self._shards / (shard or shard_name(number))),
                     "--state", str(self._folder / f"device-{number}.state"),
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -191,7 +191,7 @@ def _serve(config: Config, folder: Path, url: str, kind: type[FleetDevices]) -> 
     with open(log, "a") as file:
         sys.stderr = file
 
-        def task_and_devices() -> tuple[Task, FleetDevices]:
+        def task_and_devices(config: Config) -> tuple[Task, FleetDevices]:
             task = make_task(config, load_held_out(config.data.set))
             return task, kind(task, target, broker(url), lambda line: print(line, file=file))
 

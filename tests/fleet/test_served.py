@@ -23,8 +23,8 @@ from foreseed.fleet.devices import FleetDevices, check
 from foreseed.fleet.experiment import run_served
 from foreseed.methods import ntk_baffle
 from foreseed.report import write_report
-from foreseed.runs import Progress, RunError, Summary, participants
-from foreseed.simulate import run_simulated
+from foreseed.runs import Progress, RunError, Summary
+from foreseed.simulate import read_example, run_simulated
 from foreseed.transport import topics
 from foreseed.transport.link import Link, broker
 from foreseed.wire import ANY_NUMBER, Fetch, Join, Message, OrderMessage, Ready, decode, encode
@@ -53,6 +53,10 @@ def shards_of(world: World, folder: Path) -> Path:
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def participants(folder: Path) -> list[tuple[int, ...]]:
+    return [tuple(row["participants"]) for row in rows_of(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -257,13 +261,15 @@ def test_a_run_that_loses_devices_in_every_round_finishes_and_can_be_simulated_t
 ) -> None:
     assert churn.vanished == 3 * (churn.config.rounds - 1)
     assert [row["round"] for row in churn.rows] == list(range(1, churn.config.rounds + 1))
-    taken = participants(churn.folder, churn.config.rounds)
-    run_simulated(churn.config, tmp_path / "again", prepared=churn.world, participants=taken)
+    example = read_example(churn.folder, churn.config)
+    taken = participants(churn.folder)
+    assert example.participants == taken
+    run_simulated(churn.config, tmp_path / "again", prepared=churn.world, like=example)
     assert (tmp_path / "again" / "model.fsp").read_bytes() == (churn.folder / "model.fsp").read_bytes()
-    assert participants(tmp_path / "again", churn.config.rounds) == taken
+    assert participants(tmp_path / "again") == taken
     # The devices that answered were not those that a simulation would have asked: the kills made a difference.
     run_simulated(churn.config, tmp_path / "other", prepared=churn.world)
-    assert participants(tmp_path / "other", churn.config.rounds) != taken
+    assert participants(tmp_path / "other") != taken
 
 
 @pytest.mark.slow

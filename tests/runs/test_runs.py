@@ -97,7 +97,7 @@ def test_run_interrupted_after_every_round_equals_an_uninterrupted_one(arm: str,
 
 
 @pytest.mark.parametrize("arm", ["ntk-baffle", "memory", "fedavg"])
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("call", ["fsync", "replace", "rename", "link"])
 def test_run_stopped_at_any_write_equals_an_uninterrupted_one(
     arm: str, call: str, bars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,8 +125,9 @@ def test_run_stopped_at_any_write_equals_an_uninterrupted_one(
         go_on(config, folder)
         assert outcome(folder) == expected
         stops += 1
-    # The config, the metrics, the model and the summary at least, and in each round a line and a checkpoint.
-    assert stops >= 7
+    # The config, the metrics, the model and the summary at least, and in each round a line and a checkpoint. A memory
+    # has to be copied, and is not in so few rounds; else every checkpoint has a second name.
+    assert stops >= (7 if call in ("fsync", "replace") else 0 if arm == "memory" else 2)
 
 
 @pytest.mark.parametrize("arm", ["ntk-baffle", "memory", "fedavg"])
@@ -180,6 +181,41 @@ def test_folder_that_holds_anything_is_refused_and_left_alone(bars: Path, tmp_pa
         with pytest.raises(RunError, match="exists and is not empty; choose another --out, or go on with --resume"):
             run(small_config(bars, rounds=1), folder)
         assert files(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model__name": "no_such_module:net"}, "cannot import"),
+        ({"model__name": "tests.runs.test_runs:not_a_model"}, "not_a_model"),
+        ({"data__devices": 60, "data__min_size": 50}, "min_size"),
+        ({"train__memory": True, "train__memory_bytes": 10}, "memory_bytes"),
+        ({"track__to": "no_such_module:tracker"}, "no_such_module"),
+    ],
+)
+def test_run_that_is_refused_leaves_nothing_and_the_corrected_one_starts(
+    change: dict[str, Any], complaint: str, bars: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "runs" / "run"
+    with pytest.raises(ForeseedError, match=complaint):
+        run(small_config(bars, rounds=1, **change), folder)
+    assert list(tmp_path.iterdir()) == []
+    assert run(small_config(bars, rounds=1), folder).rounds == 1
+
+
+def not_a_model(classes: int) -> Any:
+    return lambda images: images
+
+
+def test_run_that_is_stopped_while_it_prunes_leaves_nothing(bars: Path, tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        assert progress.stage == "prune"
+        raise KeyboardInterrupt
+
+    (tmp_path / "run").mkdir()  # a folder that was there stays
+    with pytest.raises(KeyboardInterrupt):
+        run(small_config(bars), tmp_path / "run", watch=stop)
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_folder_that_is_empty_is_taken(bars: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from foreseed import __version__
-from foreseed.cli import bench, data, experiment, serve, trained
+from foreseed.cli import bench, data, experiment, runs, serve, trained
 from foreseed.cli.doctor import doctor
 from foreseed.cli.fleet import fleet_app
 from foreseed.cli.init import init
@@ -32,6 +32,7 @@ app.command()(experiment.report)
 app.command()(trained.export)
 app.command()(trained.predict)
 app.command()(trained.evaluate)
+app.command()(runs.runs)
 app.command()(serve.serve)
 app.command("testbed")(serve.run_testbed)
 app.add_typer(data.app, name="data")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,13 +26,37 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, an
 Track = Annotated[
     str, typer.Option(metavar="NAME[,NAME]", help="Tell trackers too: tensorboard, mlflow, wandb (as track.to=NAME).")
 ]
+Resume = Annotated[
+    bool, typer.Option(help="Go on with a run that was stopped or killed; overrides change what may change in it.")
+]
+At = Annotated[
+    int | None,
+    typer.Option(metavar="ROUND", min=1, help="With --resume: go back to this round (`foreseed runs RUN` lists them)."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no words on the result.")]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command line asks for: an experiment, where it runs, and how it goes on if it has begun."""
+
+    config: Config
+    folder: Path
+    resume: bool = False
+    at: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """As those take it that run experiments."""
+        return {"resume": self.resume, "at": self.at, "changes": self.changes}
 
 
 def run(
     words: Words = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped or killed.")] = False,
+    resume: Resume = False,
+    at: At = None,
     like: Annotated[
         Path | None, typer.Option(help="A served run's folder: ask the devices that answered there, round by round.")
     ] = None,
@@ -42,12 +67,12 @@ def run(
     """Run one experiment: prune, train, report.
 
     Example: foreseed run demo train.k=100 --out runs/k100
+
+    One that went wrong: foreseed run --out runs/k100 --resume --at 40 train.lr=0.001
     """
-    config = config_of(tracked(words, track))
-    folder = out or Path("runs") / config.run_name
-    if not (quiet or as_json):
-        announce(config, folder, words or [])
-    summary = _one(config, folder, resume, quiet or as_json, like)
+    asked = ask(tracked(words, track), out, resume, at)
+    summary = _one(asked, quiet or as_json, like, described(asked, words or []))
+    folder = asked.folder
     finish([folder], folder, as_json, summary, explained=not quiet)
 
 
@@ -73,7 +98,7 @@ def compare(
     for arm in runs:
         folders.append(folder / arm.run_name)
         going_on = resume and (folders[-1] / "config.toml").exists()
-        summaries.append(_one(arm, folders[-1], going_on, quiet or as_json))
+        summaries.append(_one(Asked(arm, folders[-1], going_on), quiet or as_json))
     finish(folders, folder, as_json, summaries, explained=not quiet)
 
 
@@ -116,14 +141,13 @@ def prune(
     console.print(f"mask: {out}")
 
 
-def _one(config: Config, folder: Path, resume: bool, quiet: bool, like: Path | None = None) -> dict[str, Any]:
+def _one(asked: Asked, quiet: bool, like: Path | None = None, first: Sequence[str] = ()) -> dict[str, Any]:
     from foreseed.cli.progress import Watcher
-    from foreseed.runs import participants
-    from foreseed.simulate import run_simulated
+    from foreseed.simulate import read_example, run_simulated
 
-    taken = None if like is None else participants(like, config.rounds)
-    with Watcher(Console(stderr=True), quiet) as watch:
-        summary = run_simulated(config, folder, resume=resume, watch=watch, participants=taken)
+    example = None if like is None else read_example(like, asked.config)
+    with Watcher(Console(stderr=True), quiet, first) as watch:
+        summary = run_simulated(asked.config, asked.folder, **asked.how, watch=watch, like=example)
     return summary.model_dump()
 
 
@@ -160,27 +184,41 @@ def tracked(words: list[str] | None, track: str) -> list[str]:
     return [*(words or []), *([f"track.to={track}"] if track else [])]
 
 
+def ask(words: list[str], out: Path | None, resume: bool, at: int | None) -> Asked:
+    """What a command line asks for. A run that is resumed needs no file: it has its own."""
+    from foreseed.runs import asked
+
+    if at is not None and not resume:
+        raise ConfigError(f"--at {at} goes back in a run that is there; add --resume")
+    file, overrides = file_and_overrides(words)
+    if not resume:
+        config = load(file, overrides)
+        return Asked(config, out or Path("runs") / config.run_name)
+    folder = out or Path("runs") / load(file, overrides).run_name
+    config, changes = asked(folder, file, overrides)
+    return Asked(config, folder, True, at, changes)
+
+
 def config_of(words: list[str]) -> Config:
     """The one experiment that a command line gives."""
     return load(*file_and_overrides(words))
 
 
-def announce(config: Config, folder: Path, words: list[str]) -> None:
-    """Say what is about to be run, and how to choose something else if nothing was chosen."""
-    console, d = Console(stderr=True, markup=False, highlight=False), config.data
-    if not _split(words)[0]:
-        console.print(
+def described(asked: Asked, words: list[str]) -> list[str]:
+    """What is about to be run, in a line, and how to choose something else if nothing was chosen."""
+    config, d, density = asked.config, asked.config.data, asked.config.effective_density
+    pruned = f" with {100 * density:g} % of its weights" if density < 1 else ""
+    lines = [
+        f"{config.run_name}: {config.method} trains {config.model.name}{pruned} on {d.set}, {config.rounds} rounds, "
+        f"{d.per_round} of {d.devices} devices in each; in {asked.folder}"
+    ]
+    if not _split(words)[0] and not asked.resume:
+        lines.insert(
+            0,
             "no experiment given, so all is as by default; foreseed run demo is a tuned one, foreseed init DIR "
             "writes one of your own",
-            soft_wrap=True,
         )
-    density = config.effective_density
-    pruned = f" with {100 * density:g} % of its weights" if density < 1 else ""
-    console.print(
-        f"{config.run_name}: {config.method} trains {config.model.name}{pruned} on {d.set}, {config.rounds} rounds, "
-        f"{d.per_round} of {d.devices} devices in each; in {folder}",
-        soft_wrap=True,
-    )
+    return lines
 
 
 def _split(words: list[str]) -> tuple[list[Path], list[str]]:

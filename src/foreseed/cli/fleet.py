@@ -1,4 +1,4 @@
-"""`foreseed fleet`: what a real fleet needs before it runs."""
+"""`foreseed fleet`: what a real fleet needs before it runs, and who is there when it does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import typer
 
 from foreseed.engine.errors import ForeseedError
 
-fleet_app = typer.Typer(no_args_is_help=True, help="A real fleet over MQTT: make its keys, enrol its devices.")
+fleet_app = typer.Typer(
+    no_args_is_help=True, help="A real fleet over MQTT: its keys, who takes part, who is there."
+)
 
 _MOST = 100_000
 
@@ -68,6 +70,27 @@ def _names(device: list[str] | None, count: int | None) -> list[str]:
     if count is not None and not 1 <= count <= _MOST:
         raise ForeseedError(f"--count {count}: expected 1 to {_MOST} devices")
     return [*(device or []), *(f"device-{number}" for number in range(count or 0))]
+
+
+@fleet_app.command()
+def status(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that is, or was, served.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, on standard output.")] = False,
+) -> None:
+    """Who is enrolled, present, awaited, resting or refused, and why, as the server wrote it some seconds ago.
+
+    Example: foreseed fleet status runs/ntk-baffle --watch
+    """
+    from foreseed.cli.status import show, shown
+    from foreseed.runs.status import read_status
+
+    if as_json:
+        print(read_status(run).model_dump_json(indent=1))
+    elif watch:
+        show(run)
+    else:
+        shown(run)
 
 
 def _listed(names: tuple[str, ...]) -> str:

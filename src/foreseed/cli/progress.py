@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -14,8 +15,9 @@ from foreseed.runs import Progress as RunProgress
 class Watcher:
     """Shows the progress of one run; call it as the run's `watch`."""
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
-        self.console, self.quiet = console, quiet
+    def __init__(self, console: Console, quiet: bool = False, first: Sequence[str] = ()) -> None:
+        """`first` are lines to say as soon as there is progress: a run that is refused is not announced."""
+        self.console, self.quiet, self._first = console, quiet, list(first)
         self._live: Progress | None = None
         self._task: TaskID | None = None
         self._stage = ""
@@ -40,6 +42,11 @@ class Watcher:
     def __call__(self, progress: RunProgress) -> None:
         if self.quiet:
             return
+        while self._first:
+            self.console.print(self._first.pop(0), soft_wrap=True, markup=False, highlight=False)
+        if progress.stage == "train" and progress.row is None:  # nothing but a word before the first round
+            self._note(progress)
+            return
         said = self._said(progress)
         if self._live is not None:
             if progress.stage != self._stage:
@@ -52,8 +59,11 @@ class Watcher:
                 f"{progress.config.run_name}: {progress.stage} {progress.done}/{progress.total}{said}", soft_wrap=True
             )
         if progress.note:
-            self.console.print(f"{progress.config.run_name}: {progress.note}", soft_wrap=True)
+            self._note(progress)
         self._stage = progress.stage
+
+    def _note(self, progress: RunProgress) -> None:
+        self.console.print(f"{progress.config.run_name}: {progress.note}", soft_wrap=True)
 
     def _said(self, progress: RunProgress) -> str:
         row = progress.row

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from foreseed.cli.experiment import Json, Out, Quiet, Track, Words, config_of, file_and_overrides, finish, tracked
+from foreseed.cli.experiment import At, Json, Out, Quiet, Resume, Track, Words, ask, file_and_overrides, finish, tracked
 
 _EMBEDDED = "embedded"
 
@@ -30,7 +30,8 @@ def serve(
         Path | None, typer.Option(help="Who takes part, under which number (see foreseed fleet enrol); nobody else.")
     ] = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped or killed.")] = False,
+    resume: Resume = False,
+    at: At = None,
     track: Track = "",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -46,18 +47,18 @@ def serve(
     from foreseed.fleet.experiment import run_served
     from foreseed.transport.link import broker as broker_at
 
-    config = config_of(tracked(words, track))
+    asked = ask(tracked(words, track), out, resume, at)
+    config, folder = asked.config, asked.folder
     check(config)
     names = None if enrolled is None else agreed(read(enrolled), {}, config.data.devices)
-    folder = out or Path("runs") / config.run_name
     console = Console(stderr=True, markup=False)  # with markup, [fe80::1] would vanish
     secrets = {"ca": ca, "cert": cert, "key": key, "user": user, "password_file": password_file}
     # The embedded broker is there until the report is: every device has time to hear that the run is over.
     with _embedded(broker) as url:
-        at = broker_at(url, **secrets, insecure=insecure)
+        reached = broker_at(url, **secrets, insecure=insecure)
         with DeviceTable(console, config, quiet or as_json) as table:
             summary = run_served(
-                config, folder, at, table.say, resume=resume, watch=table.progress, look=table.devices, names=names
+                config, folder, reached, table.say, **asked.how, watch=table.progress, look=table.devices, names=names
             )  # fmt: skip
         finish([folder], folder, as_json, summary.model_dump())
 

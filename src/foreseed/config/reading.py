@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foreseed.config.errors import ConfigError, fields
+from foreseed.config.errors import ConfigError, fields, table_of
 from foreseed.config.schema import Config, merge, nested
 from foreseed.config.shipped import find
 
@@ -29,6 +29,12 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = 
         merge(tables, given)
         origins.update(dict.fromkeys(_keys(given), origin))
     return Config.model_validate(tables, context=origins)
+
+
+def overridden(overrides: Sequence[str]) -> list[str]:
+    """The dotted keys that overrides give a value."""
+    known = {key for key, field in fields(Config) if table_of(field) is None}
+    return [key for text in overrides for key in _keys(_override(text)) if key in known]
 
 
 def _files(path: str | os.PathLike[str] | None) -> list[tuple[str, dict[str, Any]]]:

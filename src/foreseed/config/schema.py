@@ -69,7 +69,7 @@ class Data(Table):
         default=0,
         ge=0,
         le=64,
-        description="of a folder's images, or digits: 1 is grey and cheaper, 3 (or 0) RGB; of an .npz file, if they come last",
+        description="of a folder or digits: 1 is grey and cheaper, 3 (or 0) RGB; of an .npz file, if they come last",
     )
     partition: Literal["dirichlet", "iid", "k-classes"] = Field(
         default="dirichlet",

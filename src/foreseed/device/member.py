@@ -6,6 +6,7 @@ catching up and answering. `docs/protocol.md` shows who says what when. A device
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
 
@@ -38,7 +39,6 @@ from foreseed.wire.messages import MAX_DIRECTIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from foreseed.wire import Message
@@ -92,6 +92,8 @@ class Member:
         """Of the program, as long as there is no state; then of the state that the order needs."""
         self._chunks: list[bytes] = []
         self._order: OrderMessage | None = None
+        self._shard_fault = ""
+        """What is wrong with the shard, as it was said last, until it is put right."""
         self._attempts = 0
         """How often the program, or the state that an order needs, has arrived so far."""
         self._latest_round = 1
@@ -148,18 +150,40 @@ class Member:
         began = time.monotonic()
         if not state.catch_up(order):
             return self._fetch_state(order, state)
-        self._order = None
         try:
+            samples = worker.shard.count
+            if worker.reload():
+                return self._on_other_shard(samples)
             reply = worker.answer(order, state.values)
         except ValuesError as error:
+            self._order = None
             return self._refuse("not finite", f"round {order.round}: no answer: {error}")
         except SamplesError as error:
-            return self._refuse("damaged shard", f"round {order.round}: no answer: {error}")
+            return self._on_bad_shard(order, error)
+        except BudgetError as error:
+            return self._leave(str(error))
+        if not worker.shard.is_current:
+            return []  # what it was computed from is no longer there: once more, with what is
+        self._order, self._shard_fault = None, ""
         peak, sent, received = self._costs()
         ms = int(1000 * (time.monotonic() - began))
         reply = reply._replace(compute_ms=ms, peak_kib=peak, sent=sent, received=received)
         self._answered, self._unacknowledged = (order._replace(updates=()), reply), _Request(reply)
         return [reply]
+
+    def _on_other_shard(self, before: int) -> list[Message]:
+        """Say how many images there are now; the server, if it still waits, asks again."""
+        assert self.worker is not None
+        self._order, self._shard_fault = None, ""
+        self._say(f"{os.fspath(self._shard_path)}: the shard has {self.worker.shard.count} images now, it had {before}")
+        return self._ready()
+
+    def _on_bad_shard(self, order: OrderMessage, error: SamplesError) -> list[Message]:
+        """Keep the order: it is followed as soon as the shard can be read, if no later one has come."""
+        if str(error) == self._shard_fault:
+            return []
+        self._shard_fault = str(error)
+        return self._refuse("bad shard", f"round {order.round}: no answer: {error}; waiting for the shard")
 
     def tick(self, now: float) -> list[Message]:
         """Requests that timed out without an answer, to be sent again; `now` is a clock's time in seconds."""

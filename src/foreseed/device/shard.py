@@ -5,8 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from foreseed.engine.errors import SamplesError
-from foreseed.engine.types import Samples
+from foreseed.engine import Guard, Samples, SamplesError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,33 +17,33 @@ _READ_AROUND = 2 << 20
 
 
 class Shard:
-    """The samples of a shard, mapped into memory; use it as a context manager, and let go of the samples inside it."""
+    """The samples of a shard, mapped into memory; use it as a context manager, and let go of the samples inside it.
 
-    __slots__ = ("_map", "samples")
+    Whatever becomes of the file, reading the samples does no harm: where the file is cut short they are 0. Who has
+    computed with them asks `is_current` afterwards.
+    """
 
-    def __init__(self, samples: Samples, view: mmap.mmap) -> None:
-        self.samples, self._map = samples, view
+    __slots__ = ("_guard", "_map", "_path", "_stamp", "samples")
+
+    def __init__(self, path: str, samples: Samples, view: mmap.mmap, stamp: tuple[int, ...]) -> None:
+        self.samples, self._map, self._path, self._stamp = samples, view, path, stamp
+        self._guard = Guard(view)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the samples were, up to now, those of the file: it was not written to, replaced or lost."""
+        return not self._guard.lost and stamp_of(self._path) == self._stamp
 
     @property
     def count(self) -> int:
         """How many samples the shard has."""
         return self.samples.count
 
-    def check(self) -> None:
-        """Refuse a file that was cut short after it was opened: reading what is gone would end the process."""
-        size = self._map.size()  # of the file, as it is now
-        if size < len(self._map):
-            raise SamplesError(
-                f"the shard was cut short to {size} of {len(self._map)} bytes while it was in use; write it again, and "
-                "restart the device"
-            )
-
     def release(self, first: int, count: int) -> None:
         """Tell the system that these samples are not needed for now, so that they no longer count as memory in use.
 
-        Neighbours go too; whatever is read again simply comes from the file again, if that is still whole.
+        Neighbours go too; whatever is read again simply comes from the file again.
         """
-        self.check()
         self.samples.part(first, count)  # refuses samples that are not there
         if hasattr(mmap, "MADV_DONTNEED"):
             start = max(first * self.samples.stride - _READ_AROUND, 0)
@@ -56,6 +55,11 @@ class Shard:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._guard.close()
         try:
             self._map.close()
         except BufferError:
@@ -68,7 +72,8 @@ def open_shard(path: str | os.PathLike[str], image_bytes: int, classes: int) -> 
     name = os.fspath(path)
     try:
         with open(name, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
+            stamp = _stamp(os.fstat(file.fileno()))
+            size = stamp[2]
             record = image_bytes + 1
             if size == 0:
                 raise SamplesError(f"{name}: the shard is empty; expected records of {record} bytes, write it again")
@@ -78,10 +83,25 @@ def open_shard(path: str | os.PathLike[str], image_bytes: int, classes: int) -> 
                     "of pixels); the file is cut short or was made for another image shape"
                 )
             _check_labels(name, file, size // record, record, classes)
-            view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as error:
         raise SamplesError(f"{name}: cannot read the shard ({error.strerror}); check the path") from None
-    return Shard(Samples.records(view, image_bytes), view)
+    except (ValueError, IndexError):
+        # The map is longer than the file, or a label could not be read.
+        raise SamplesError(f"{name}: the shard was cut short while it was opened; write it again") from None
+    return Shard(name, Samples.records(view, image_bytes), view, stamp)
+
+
+def stamp_of(path: str) -> tuple[int, ...] | None:
+    """What tells a file from any other, and from itself once it is written to; None where there is none."""
+    try:
+        return _stamp(os.stat(path))
+    except OSError:
+        return None
+
+
+def _stamp(info: os.stat_result) -> tuple[int, ...]:
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def _check_labels(name: str, file: FileIO, count: int, record: int, classes: int) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from math import isfinite
 
 from foreseed.device.probing import Order, answer
-from foreseed.device.shard import open_shard
-from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, ValuesError, quantise
+from foreseed.device.shard import open_shard, stamp_of
+from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, SamplesError, ValuesError, quantise
 from foreseed.engine.types import NOT_A_DIFFERENCE, forward_passes
 from foreseed.wire import Reply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
-
     from foreseed.device.probing import Answer
     from foreseed.engine.types import Buffer
     from foreseed.wire import OrderMessage, Welcome
@@ -32,9 +31,34 @@ class Worker:
     ) -> None:
         self.program = ProgramHead(program)
         self.shard = open_shard(shard_path, self.program.image_bytes, self.program.classes)
+        self._path = os.fspath(shard_path)
+        self._fault: tuple[tuple[int, ...] | None, SamplesError | None] = None, None
+        """The stamp of a file that was no shard when it was opened, and why."""
         self._batch, self._vectors, self._budget = welcome.batch, welcome.vectors, budget
         self._fits_local_steps = budget is None
         self.engine: Engine = self._fit()
+
+    def reload(self) -> bool:
+        """Open the shard anew if it is not as it was; returns whether it has another number of samples.
+
+        SamplesError says what is wrong with it, until its file changes.
+        """
+        if self.shard.is_current:
+            return False
+        stamp, (known, fault) = stamp_of(self._path), self._fault
+        if fault is not None and stamp == known:
+            raise fault
+        try:
+            shard = open_shard(self._path, self.program.image_bytes, self.program.classes)
+        except SamplesError as error:
+            self._fault = stamp, error
+            raise
+        self.shard.close()
+        before, self.shard, self._fault = self.shard.count, shard, (None, None)
+        if self.program.n_stats and self.engine.batch != min(self._batch, shard.count):
+            del self.engine  # not two at a time
+            self.engine = self._fit(local_steps=self._budget is not None and self._fits_local_steps)
+        return shard.count != before
 
     def reserve(self, order: Order) -> None:
         """Change to an engine that leaves enough of the budget to the order; BudgetError if no engine does."""
@@ -49,12 +73,8 @@ class Worker:
             raise
 
     def answer(self, message: OrderMessage, values: Buffer) -> Reply:
-        """Follow an order at these values; ValuesError if they are such that no answer makes sense.
-
-        SamplesError, if the shard is not whole any more.
-        """
+        """Follow an order at these values; ValuesError if they are such that no answer makes sense."""
         engine, shard, order = self.engine, self.shard, Order.of(message)
-        shard.check()
         stats = None
         if self.program.n_stats:
             # Of the device's own images at the values as they are, frozen while it probes.

@@ -5,12 +5,13 @@ from foreseed.engine.head import ProgramHead
 from foreseed.engine.types import SHARED_DEVICE, Directions, Samples
 
 try:
+    from foreseed.engine.native import Guard, accumulate, adam, direction, perturb, project, quantise, sgd
     from foreseed.engine.native import NativeEngine as Engine
-    from foreseed.engine.native import accumulate, adam, direction, perturb, project, quantise, sgd
 except ImportError:
     import warnings
 
     try:
+        from foreseed.engine.reference import Guard  # type: ignore[assignment]
         from foreseed.engine.reference import ReferenceEngine as Engine  # type: ignore[assignment]
         from foreseed.engine.reference_rng import accumulate, adam, direction, perturb, project, quantise, sgd  # type: ignore[assignment]
     except ModuleNotFoundError as missing:
@@ -36,6 +37,7 @@ __all__ = [
     "Directions",
     "Engine",
     "ForeseedError",
+    "Guard",
     "Model",
     "Program",
     "ProgramError",

@@ -226,6 +226,27 @@ class NativeEngine:
         _check(status)
 
 
+class Guard:
+    """Watches over a mapped file: what of it can no longer be read is 0, and `lost` is true from then on."""
+
+    __slots__ = ("_guard",)
+
+    def __init__(self, mapped: Buffer) -> None:
+        """From the beginning of a page; `close` it before the file is unmapped."""
+        with ffi.from_buffer("uint8_t[]", mapped) as data:
+            self._guard: Any = ffi.new("fs_guard *", {"start": data, "size": len(data)})
+        lib.fs_guard_range(self._guard)
+
+    @property
+    def lost(self) -> bool:
+        return bool(self._guard.lost)
+
+    def close(self) -> None:
+        lib.fs_unguard(self._guard)
+
+    __del__ = close
+
+
 def philox(counter: tuple[int, int, int, int], seed: int) -> tuple[int, int, int, int]:
     """One block of the generator behind the directions."""
     words = ffi.new("uint32_t[4]")

@@ -31,6 +31,16 @@ Bytes = NDArray[np.uint8]
 _BYTES_TO_DRAW = 28
 
 
+class Guard:
+    """Where there is no C, nothing guards a mapped file: one that is cut short while it is read ends the process."""
+
+    lost = False
+
+    def __init__(self, mapped: Buffer) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class ReferenceEngine:
     """Runs a program forward over images, with its values as they are or perturbed."""
 

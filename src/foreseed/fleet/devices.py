@@ -11,6 +11,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -25,10 +27,12 @@ from foreseed.engine import ForeseedError, Program
 from foreseed.engine.files import write_whole
 from foreseed.fleet.conductor import Conductor, Device, Send
 from foreseed.fleet.enrolment import agreed
+from foreseed.fleet.status import StatusFile
 from foreseed.methods.ntk_baffle import run_id
 from foreseed.methods.protocol import Job, LocalResult, Traffic, Vector
 from foreseed.methods.task import Task
 from foreseed.methods.workers import Workers
+from foreseed.runs import Change, changes_of, times_gone_back
 from foreseed.transport.inbox import Inbox
 from foreseed.transport.link import Broker, Link, Publication
 from foreseed.transport.loop import Loop
@@ -84,7 +88,7 @@ class FleetDevices:
         """`names` are those of an enrolment: nobody else takes part then."""
         self.task, self._workers, self._names = task, Workers(task), names
         self._broker, self._say, self._watch = broker, say, watch
-        self._enrolled = folder / "checkpoint" / "devices.json"
+        self._folder, self._enrolled = folder, folder / "checkpoint" / "devices.json"
         self._epoch = secrets.token_bytes(8)
         config, program = task.config, task.program
         longest = 4 * (1 + config.train.k * config.train.local_steps + program.n_stats) + _OVERHEAD
@@ -99,7 +103,8 @@ class FleetDevices:
         self._silence_deadline = self._echo_deadline = inf
         """When to look into a round without an answer, and into a broker that does not repeat our announcement."""
         self._other_runs = set[bytes]()
-        """Runs of other servers at this broker."""
+        """Runs of other servers at this broker that were told, and what this run was called before it changed."""
+        self._status, self._over = StatusFile(folder, config.run_name, config.rounds), False
         self._sizes: dict[int, int] = {}
         self._late_rounds = 0
         """Rounds that closed at their deadline with some answers missing."""
@@ -145,6 +150,7 @@ class FleetDevices:
                 raise KeyboardInterrupt
             self._loop.work()
             self._refresh_watch(conductor)
+            self._status.write(conductor, self._inbox.dropped, time.monotonic())
             self._loop.deliver(_POLL)
             self._check_silence(coordinator)
             if time.monotonic() > word_due:
@@ -160,21 +166,26 @@ class FleetDevices:
         measured = self._wire(replies) | {
             "round_overhead_ms": waited - min(waited, max(reply.compute_ms for reply in replies)),
             "refused": dict(conductor.refused + self._inbox.dropped - refused),
+            "sizes": [reply.samples for reply in replies],
             "peaks_kib": [reply.peak_kib for reply in replies],
         }
         return Traffic(traffic["bytes_up"], traffic["bytes_down"], measured)
 
     def costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         """Tell the devices that the run is over; what they held and sent goes into the summary."""
-        link, self._link = self._link, None
+        link, self._link, self._over = self._link, None, True
         if link is None:
             link, end = self._connect(), time.monotonic() + _FINISH_TIMEOUT
             while not link.is_connected and time.monotonic() < end:
                 time.sleep(_POLL)
-        link.stop((ALL, encode(Announce(run_id(self.task.config), self._epoch, True)), True))
+        link.stop((ALL, encode(Announce(self._run, self._epoch, True)), True))
         # A server that was killed counted too, but a run may have begun in the simulator.
         served = [row for row in rows if row["wire_up"] is not None]
         return self._costs(served) if served else None
+
+    @cached_property
+    def _run(self) -> bytes:
+        return run_id(self.task.config, times_gone_back(self._folder))
 
     def _stop(self, *_: object) -> None:
         self._stopped = True
@@ -182,6 +193,8 @@ class FleetDevices:
     def close(self) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        if self._conductor is not None:
+            self._status.end(self._conductor, self._inbox.dropped, self._over)
         if self._link is not None:
             self._link.stop()
             self._link = None
@@ -194,6 +207,8 @@ class FleetDevices:
         if self._names is not None:
             numbers = agreed(self._names, numbers, config.data.devices)
             self._store(numbers)
+        coordinator.rules = replace(coordinator.rules, run=self._run)
+        self._other_runs |= _earlier_runs(config, changes_of(self._folder))
         self._conductor = Conductor(
             coordinator, config.fleet, program.bytes, batch, self._epoch, numbers, self._store,
             closed=self._names is not None, say=self._say,
@@ -240,7 +255,7 @@ class FleetDevices:
         assert isinstance(announce, Announce)
         if announce.epoch == self._epoch:
             self._echo_deadline = inf
-        elif not announce.finished and announce.run not in {run_id(self.task.config)} | self._other_runs:
+        elif not announce.finished and announce.run not in {self._run} | self._other_runs:
             self._other_runs.add(announce.run)
             self._say(
                 f"run {announce.run.hex()} is announced at this broker too; if its server is still there, stop one of "
@@ -279,6 +294,7 @@ class FleetDevices:
     def _publications(self, sends: Sequence[Send]) -> list[Publication]:
         publications = []
         for name, instance, message in sends:
+            self._status.note(name, message)
             if isinstance(message, OrderMessage) and self._asked_at is None:
                 self._asked_at = time.monotonic()
                 self._silence_deadline = self._asked_at + _SILENCE_TIMEOUT
@@ -335,3 +351,13 @@ class FleetDevices:
     def _store(self, numbers: Mapping[str, int]) -> None:
         os.makedirs(self._enrolled.parent, exist_ok=True)
         write_whole(self._enrolled, json.dumps(numbers, indent=1).encode())
+
+
+def _earlier_runs(config: Config, changes: Sequence[Change]) -> set[bytes]:
+    """What a run was called before each of its changes: the broker may still have that announcement."""
+    earlier, back = set(), sum(change.went_back_from is not None for change in changes)
+    for change in reversed(changes):
+        config = config.with_({key: before for key, (before, _) in change.settings.items()})
+        back -= change.went_back_from is not None
+        earlier.add(run_id(config, back))
+    return earlier

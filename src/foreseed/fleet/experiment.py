@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from foreseed.config import Config
 from foreseed.data import load_held_out
-from foreseed.fleet.devices import FleetDevices, Table
+from foreseed.fleet.devices import FleetDevices, Table, check
 from foreseed.methods import Task, make_task
 from foreseed.runs import Summary, Watch, prune_watch, run
 from foreseed.transport.link import Broker
@@ -20,6 +22,8 @@ def run_served(
     say: Callable[[str], None],
     *,
     resume: bool = False,
+    at: int | None = None,
+    changes: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     look: Callable[[Table], None] | None = None,
     task: Task | None = None,
@@ -28,14 +32,16 @@ def run_served(
     """Run a config on the devices that a broker reaches; `look` is shown who is there, again and again.
 
     `names` are those that are enrolled, with their numbers: nobody else takes part then.
+    `at` and `changes` are those of `foreseed.runs.run`.
     """
 
-    def task_and_devices() -> tuple[Task, FleetDevices]:
-        made = task or _make(config, watch)
+    def task_and_devices(config: Config) -> tuple[Task, FleetDevices]:
+        check(config)
+        made = _make(config, watch) if task is None else replace(task, config=config)
         say(f"serving {config.run_name} at {broker}")
         return made, FleetDevices(made, folder, broker, say, look, names)
 
-    return run(config, folder, task_and_devices, resume=resume, watch=watch)
+    return run(config, folder, task_and_devices, resume=resume, at=at, changes=changes, watch=watch)
 
 
 def _make(config: Config, watch: Watch | None) -> Task:

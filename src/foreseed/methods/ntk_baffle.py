@@ -15,6 +15,7 @@ BP-free training (lines 1-12 of its second half)   this file
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import fsum
@@ -201,9 +202,14 @@ def _with_norm_at_most(
     return shorter, rebuilt_gradient(rules, shorter, len(gradient), spread_over)[0]
 
 
-def run_id(config: Config) -> bytes:
-    """The run's name in messages: from the config, so that a resumed run is the same run."""
-    return bytes.fromhex(fingerprint(config))[:8]
+def run_id(config: Config, times_gone_back: int = 0) -> bytes:
+    """The run's name in messages: from the config, so that a resumed run is the same run.
+
+    One that went back to an earlier round is another: what devices hold and have to say is of rounds that no longer
+    count.
+    """
+    name = fingerprint(config) + (f" {times_gone_back}" if times_gone_back else "")
+    return (hashlib.sha256(name.encode()).digest() if times_gone_back else bytes.fromhex(name))[:8]
 
 
 def device_memory(task: Task, state: State) -> DeviceMemory:

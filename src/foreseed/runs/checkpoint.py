@@ -35,7 +35,25 @@ def restore(path: Path, state: Any) -> int:
         _fill("state", state, arrays)
         return int(arrays["round"])
     except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
-        raise ForeseedError(f"{path}: not a checkpoint that can be read ({error}); start the run anew") from None
+        raise _unreadable(path, error) from None
+
+
+def round_of(path: Path) -> int:
+    """The number of rounds that a checkpoint has seen; 0 where there is none yet."""
+    if not path.exists():
+        return 0
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
+            return int(saved["round"])
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ForeseedError:
+    return ForeseedError(
+        f"{path}: not a checkpoint that can be read ({error}); go back with --resume --at ROUND (`foreseed runs` lists "
+        "the rounds that are kept), or start the run anew"
+    )
 
 
 def keep_files(folder: Path, state: Any) -> None:

@@ -6,9 +6,11 @@ import fcntl
 import json
 import os
 import platform
+import shutil
+import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -19,13 +21,16 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, RootModel, ValidationError
 
-from foreseed.config import Config, differences
-from foreseed.config import load as load_config
+from foreseed.config import Config
 from foreseed.engine import ForeseedError
 from foreseed.engine.files import PARTIAL, write_whole
+from foreseed.runs.kept import FILES, STATE, Kept
 from foreseed.runs.records import Row, Summary, to_json
 
-_LOCK = ".lock"
+METRICS = "metrics.jsonl"
+LOCK = ".lock"
+_LOOKS = (0.02, 0.1)
+"""Seconds between tries to lock a folder: one who only looks whether it is locked holds the lock for a moment."""
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -42,55 +47,79 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoint = path / "checkpoint" / "state.npz"
-        self.figures = path / "figures"
-
-    def claim(self, config: Config, resume: bool) -> None:
-        """Take the folder: a new one, or that of the same config."""
-        written = self.path / "config.toml"
-        if resume:
-            if not written.exists():
-                raise RunError(f"{self.path}: no run to resume there; start it without --resume")
-            changed = differences(load_config(written), config)
-            if changed:
-                raise RunError(
-                    f"{self.path}: that run has another config ({'; '.join(changed)}); resume it with its own"
-                )
-            return
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            # A half-written config is what a kill at this very moment leaves: nothing to resume, and nothing to lose.
-            taken = any(entry.suffix != PARTIAL and entry.name != _LOCK for entry in self.path.iterdir())
-        except OSError as error:
-            raise RunError(
-                f"{self.path}: cannot make a run folder there ({error.strerror}); choose another --out"
-            ) from None
-        if taken:
-            raise RunError(f"{self.path} exists and is not empty; choose another --out, or go on with --resume")
-        write_whole(written, config.to_toml().encode())
+        self.config = path / "config.toml"
+        self.checkpoint = path / "checkpoint" / STATE
+        self.method_files = path / "checkpoint" / FILES
+        """Where a method's state keeps files of its own."""
+        self.kept = Kept(path / "checkpoint")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep a second process out of the folder, and say in a sentence when the disk refuses.
+    def claimed(self, resume: bool) -> Iterator[None]:
+        """Take a new folder, or that of a run that is there, and keep other processes out of it.
 
-        The lock goes with the process, however it ends.
+        A new run that is refused before it has begun (`begin`) leaves nothing behind. The lock goes with the process,
+        however it ends. When the disk refuses, that is said in a sentence.
         """
+        if resume and not self.config.exists():
+            raise RunError(f"{self.path}: no run to resume there; start it without --resume")
+        made = [] if resume else self._make()
         try:
-            with open(self.path / _LOCK, "ab") as lock:
+            with self._locked():
+                if not resume:
+                    self._refuse_taken()  # by a process that was quicker
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise RunError(f"{self.path}: locked by another process; wait for it, or stop it") from None
-                yield
+                    yield
+                finally:
+                    if not resume and not self._is_taken():
+                        (self.path / LOCK).unlink()
         except OSError as error:
             raise RunError(
                 f"{error.filename or self.path}: {error.strerror or error}; put that right, then go on with --resume"
             ) from None
+        finally:
+            for folder in made:
+                with suppress(OSError):  # something has come into it
+                    folder.rmdir()
 
-    def begin(self, digests: dict[str, str], environment: dict[str, Any]) -> None:
+    def _make(self) -> list[Path]:
+        """Make the folder; returns those that were not there."""
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_taken()
+        except OSError as error:
+            raise RunError(
+                f"{self.path}: cannot make a run folder there ({error.strerror}); choose another --out"
+            ) from None
+        return missing
+
+    def _refuse_taken(self) -> None:
+        if self._is_taken():
+            raise RunError(f"{self.path} exists and is not empty; choose another --out, or go on with --resume")
+
+    def _is_taken(self) -> bool:
+        # A half-written config is what a kill at that very moment leaves: nothing to resume, and nothing to lose.
+        return any(entry.suffix != PARTIAL and entry.name != LOCK for entry in self.path.iterdir())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        path = self.path / LOCK
+        with open(path, "ab") as lock:
+            for pause in (*_LOOKS, None):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # A run that was refused in the meantime has taken its lock file away.
+                    if os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
+                        break
+                except (BlockingIOError, FileNotFoundError):
+                    pass
+                if pause is None:
+                    raise RunError(f"{self.path}: locked by another process; wait for it, or stop it")
+                time.sleep(pause)
+            yield
+
+    def begin(self, config: Config, digests: dict[str, str], environment: dict[str, Any]) -> None:
         """Write what is known before the first round; a run that is resumed must start from the same parts."""
-        for name in ("checkpoint", "figures"):
-            (self.path / name).mkdir(exist_ok=True)
         begun, env = self.path / "checkpoint" / "begun.json", self.path / "env.json"
         then = json.loads(begun.read_bytes()) if begun.exists() else digests
         if changed := [part for part in digests if digests[part] != then.get(part)]:
@@ -98,6 +127,10 @@ class RunFolder:
                 f"{self.path}: made here, its {' and '.join(changed)} differ{'s' if len(changed) == 1 else ''} from "
                 f"what it began with; resume it with the same data, the same weights and the versions in {env.name}"
             )
+        if not self.config.exists():
+            write_whole(self.config, config.to_toml().encode())
+        for name in ("checkpoint", "figures"):
+            (self.path / name).mkdir(exist_ok=True)
         # A run may begin in the simulator and go on with real devices, of whose data nothing is known.
         write_whole(begun, json.dumps(then | digests).encode())
         if not env.exists():
@@ -105,8 +138,7 @@ class RunFolder:
 
     def rows(self, done: int) -> list[Row]:
         """The rows of the rounds that the checkpoint has seen; one written after it is dropped."""
-        metrics = self.path / "metrics.jsonl"
-        lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+        metrics, lines = self.path / METRICS, self.lines()
         # A round's line is written just before its checkpoint: a kill leaves at most one too many.
         if not done <= len(lines) <= done + 1:
             raise RunError(
@@ -116,10 +148,15 @@ class RunFolder:
         write_whole(metrics, b"".join(lines[:done]))
         return [_parse(Row, metrics, line.decode()) for line in lines[:done]]
 
+    def lines(self) -> list[bytes]:
+        """The rows as they are written, the last one perhaps in part."""
+        metrics = self.path / METRICS
+        return metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+
     @contextmanager
     def metrics(self) -> Iterator[BinaryIO]:
         """The file that rows are added to."""
-        with open(self.path / "metrics.jsonl", "ab") as file:
+        with open(self.path / METRICS, "ab") as file:
             yield file
 
     def add(self, row: Row, file: BinaryIO) -> None:
@@ -127,6 +164,14 @@ class RunFolder:
         file.write(to_json(row) + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+    def discard(self) -> None:
+        """Take away a run that has not come through its first round: there is nothing to go on with."""
+        for name in ("mask.npz", "metrics.jsonl", "status.json", "env.json", "config.toml"):
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+        with suppress(OSError):  # a tracker's or a user's, then
+            (self.path / "figures").rmdir()
 
     def finish(self, summary: Summary) -> None:
         """Write the summary, which is there only when a run is over."""
@@ -146,19 +191,14 @@ def environment() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def participants(folder: Path, rounds: int) -> list[tuple[int, ...]]:
-    """The devices that answered in each round of a run."""
-    metrics = folder / "metrics.jsonl"
-    try:
-        taken = [Row.model_validate_json(line).participants for line in metrics.read_bytes().splitlines()]
-    except (OSError, ValueError):
-        raise RunError(f"{folder}: expected the folder of a BP-free run, with its metrics.jsonl") from None
-    if len(taken) < rounds:
-        raise RunError(f"{folder}: that run has {len(taken)} rounds, this one {rounds}; set rounds={len(taken)}")
-    return taken
-
-
 # Reading what others have written.
+
+
+def rows_so_far(folder: Path) -> list[Row]:
+    """The rounds of a run that may not be over; a line that is being written is left out."""
+    lines = RunFolder(folder).lines()
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return [_parse(Row, folder / METRICS, line.decode(), f"line {i}") for i, line in enumerate(whole, 1)]
 
 
 @dataclass(frozen=True)

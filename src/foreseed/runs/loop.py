@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from foreseed.methods import Devices, RoundResult, State, Task
 from foreseed.prune import Step, save_mask
 from foreseed.runs import checkpoint
 from foreseed.runs.folder import RunError, RunFolder, environment
+from foreseed.runs.mending import Resumption, changes_of, plan
 from foreseed.runs.records import Row, Summary
 from foreseed.runs.summary import summarise
 from foreseed.runs.trackers import Trackers
@@ -36,7 +37,7 @@ class Progress:
     done: int
     total: int
     row: Row | None
-    """The last round; None while pruning."""
+    """The last round; None while pruning, and before the first."""
     accuracy: float | None
     """Of the last evaluation."""
     note: str = ""
@@ -49,40 +50,57 @@ Watch = Callable[[Progress], None]
 def run(
     config: Config,
     folder: Path,
-    prepare: Callable[[], tuple[Task, Devices]],
+    prepare: Callable[[Config], tuple[Task, Devices]],
     *,
     resume: bool = False,
+    at: int | None = None,
+    changes: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
+    check: Callable[[Row], None] | None = None,
 ) -> Summary:
     """Run a config in a folder and return its summary; with `resume`, go on where a killed run was.
 
-    `prepare` is called once the folder is ours: pruning takes its time.
+    A run that is resumed may go back to a round `at` which a checkpoint is kept, and go on with other values of the
+    keys in `changes` (`foreseed.config.CHANGEABLE`). `prepare` is called once the folder is ours, with the config that
+    holds from now on: pruning takes its time. `check` may refuse a round before it counts. A run that is refused
+    before its first round has counted leaves nothing behind.
     """
-    place, here, trackers = RunFolder(folder), environment(), Trackers(config)
-    place.claim(config, resume)
-    with place.locked():
-        task, devices = prepare()
+    place, here = RunFolder(folder), environment()
+    with place.claimed(resume):
+        resumption = plan(place, config, changes or {}, at) if resume else Resumption(config, place, None)
+        config = resumption.config
+        trackers = Trackers(config)
+        task, devices = prepare(config)
+        rows: list[Row] = []
+        refused = False
         try:
-            place.begin(devices.digests() | task.digests(), here)
-            if task.pruning is not None:
-                save_mask(folder / "mask.npz", task.pruning.mask)
             method = methods()[config.method]
             state = method.init(task)
+            place.begin(config, devices.digests() | task.digests(), here)
+            if (said := resumption.carry_out()) and watch is not None:
+                watch(Progress(config, "train", checkpoint.round_of(place.checkpoint), config.rounds, None, None, said))
+            if task.pruning is not None:
+                save_mask(folder / "mask.npz", task.pruning.mask)
             done = checkpoint.restore(place.checkpoint, state) if place.checkpoint.exists() else 0
-            checkpoint.keep_files(place.checkpoint.parent, state)
-            rows = place.rows(done)
+            checkpoint.keep_files(place.method_files, state)
+            rows += place.rows(done)
             trackers.start(folder, done)
-            _train(task, devices, method, state, rows, place, trackers, watch)
+            _train(task, devices, method, state, rows, place, trackers, watch, check)
             state.program.save(folder / "model.fsp", state.values, state.stats, task.classes)
             if state.ema is not None:
                 state.program.save(folder / "model-ema.fsp", state.ema, state.stats, task.classes)
-            summary = summarise(task, devices, state, rows)
+            summary = summarise(task, devices, state, rows, changes_of(folder))
             place.finish(summary)
             trackers.finish(summary)
             return summary
+        except ForeseedError:
+            refused = not resume and not rows
+            raise
         finally:
             trackers.finish(None)  # if the run did not come to its end
             devices.close()
+            if refused:
+                place.discard()
 
 
 def _train(
@@ -94,6 +112,7 @@ def _train(
     place: RunFolder,
     trackers: Trackers,
     watch: Watch | None,
+    check: Callable[[Row], None] | None,
 ) -> None:
     config = task.config
     with place.metrics() as metrics:
@@ -103,12 +122,15 @@ def _train(
                 result = method.round(task, devices, state)
                 seconds = time.perf_counter() - began
                 row = _row(result, seconds, _evaluate(devices, state, result.round, config))
+                if check is not None:
+                    check(row)
             except ForeseedError as error:
                 raise RunError(f"{config.run_name}, round {len(rows) + 1}: {error}") from None
             rows.append(row)
             place.add(row, metrics)
             trackers.log(row)  # before the checkpoint: a kill may double a row there, but leaves none out
             checkpoint.save(place.checkpoint, len(rows), state)
+            place.kept.keep(len(rows))
             if watch is not None:
                 accuracy = next((row.accuracy for row in reversed(rows) if row.accuracy is not None), None)
                 note = diverging(rows) if row.loss is not None else ""

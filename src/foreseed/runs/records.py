@@ -55,8 +55,23 @@ class Row(Record):
     """The round's time beyond its slowest device's computing."""
     refused: dict[str, int] | None = None
     """Messages that changed nothing, by reason."""
+    sizes: tuple[int, ...] | None = None
+    """Samples of each participant, as it said."""
     peaks_kib: tuple[int, ...] | None = None
     """Peak memory of the participants' processes."""
+
+
+class Change(Record):
+    """What was changed in a run that had begun: settings, or the round that it went on from."""
+
+    round: int
+    """After which the run went on with this."""
+    settings: dict[str, tuple[Any, Any]] = {}
+    """By key: before, and from then on."""
+    went_back_from: int | None = None
+    """The last round before the run went back; None if it did not."""
+    abandoned: str | None = None
+    """The file with the rows of the rounds that no longer count."""
 
 
 class Totals(Record):
@@ -179,6 +194,8 @@ class Summary(Record):
     pruning: Pruning | None
     partition: Shares
     estimates: Estimates | None = None
+    changes: tuple[Change, ...] | None = None
+    """What was changed since the run began; None where nothing was."""
     fleet: FleetCosts | None = None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from foreseed.config import methods
 from foreseed.methods import Devices, State, Task
 from foreseed.runs.records import (
+    Change,
     Estimates,
     FleetCosts,
     LayerCost,
@@ -25,7 +26,9 @@ from foreseed.runs.records import (
 _LAST = 5
 
 
-def summarise(task: Task, devices: Devices, state: State, rows: Sequence[Row]) -> Summary:
+def summarise(
+    task: Task, devices: Devices, state: State, rows: Sequence[Row], changes: Sequence[Change] = ()
+) -> Summary:
     """The summary of a finished run."""
     config, program, method = task.config, state.program, methods()[task.config.method]
     accuracies = [row.accuracy for row in rows if row.accuracy is not None]
@@ -62,6 +65,8 @@ def summarise(task: Task, devices: Devices, state: State, rows: Sequence[Row]) -
     }
     if (estimates := Estimates.of(rows)) is not None:
         summary["estimates"] = estimates
+    if changes:
+        summary["changes"] = tuple(changes)
     if fleet is not None:
         summary["fleet"] = FleetCosts(**fleet)
     return Summary(**summary)

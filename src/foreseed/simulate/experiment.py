@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from foreseed.config import Config
 from foreseed.data import load, picture
@@ -11,6 +13,7 @@ from foreseed.methods import Task, make_task
 from foreseed.prune import Step
 from foreseed.runs import Summary, Watch, prune_watch, run
 from foreseed.simulate.devices import SimulatedDevices
+from foreseed.simulate.example import Example
 from foreseed.simulate.population import Population
 
 Prepared = tuple[Task, Population]
@@ -28,22 +31,32 @@ def run_simulated(
     folder: Path,
     *,
     resume: bool = False,
+    at: int | None = None,
+    changes: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
-    participants: Sequence[Sequence[int]] | None = None,
+    like: Example | None = None,
     prepared: Prepared | None = None,
 ) -> Summary:
     """Run a config on simulated devices in a folder; with `resume`, go on where a killed run was.
 
-    `participants` of every round are sampled, if not given; what was `prepared` may be shared by several runs.
+    `at` and `changes`, and all that is done to a folder, are those of `foreseed.runs.run`. `like` is a run whose
+    devices are asked, round by round, each with the images that it had there. What was `prepared` may be shared by
+    several runs.
     """
+    population: Population
 
-    def task_and_devices() -> tuple[Task, SimulatedDevices]:
+    def task_and_devices(config: Config) -> tuple[Task, SimulatedDevices]:
+        nonlocal population
         task, population = prepared or prepare(config, prune_watch(config, watch))
-        figures = folder / "figures"
-        figures.mkdir(exist_ok=True)
-        for name in ("partition.svg", "partition.png"):
-            if not (figures / name).exists():
-                picture(population.partition, population.classes, figures / name)
-        return task, SimulatedDevices(task, population, participants)
+        task = replace(task, config=config)
+        if like is None:
+            return task, SimulatedDevices(task, population)
+        population = population.renumbered(like.holders(population.partition.sizes.tolist()))
+        return task, SimulatedDevices(task, population, like.participants)
 
-    return run(config, folder, task_and_devices, resume=resume, watch=watch)
+    check = None if like is None else like.check
+    summary = run(config, folder, task_and_devices, resume=resume, at=at, changes=changes, watch=watch, check=check)
+    for name in ("partition.svg", "partition.png"):
+        if not (folder / "figures" / name).exists():
+            picture(population.partition, population.classes, folder / "figures" / name)
+    return summary

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,21 @@ class Population:
         starts = np.concatenate([[0], np.cumsum(partition.sizes)])
         rows = records(data.train_images[order], data.train_labels[order])
         return Population(partition, data.classes, data.shape, rows, starts)
+
+    def renumbered(self, holders: Sequence[int]) -> Population:
+        """The same images under other numbers: device i then holds what `holders[i]` does now."""
+        order, whole = np.asarray(holders), self.partition
+        if np.array_equal(order, np.arange(len(whole.sizes))):
+            return self
+        partition = replace(
+            whole,
+            indices=tuple(whole.indices[device] for device in order),
+            sizes=whole.sizes[order],
+            class_counts=whole.class_counts[order],
+        )
+        rows = np.concatenate([self.records[self.starts[device] : self.starts[device + 1]] for device in order])
+        starts = np.concatenate([[0], np.cumsum(partition.sizes)])
+        return replace(self, partition=partition, records=rows, starts=starts)
 
     def samples(self, device: int) -> Samples:
         """The images of one device, where they lie."""
