@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -70,18 +71,25 @@ def _who(number: int, name: str | None) -> str:
 
 
 def _table(status: FleetStatus) -> Table:
-    table = Table(
-        "number", "device", "state", "holds round", "images", "memory", "bytes up", "bytes down", "last seen", ""
-    )
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("no.", "device", "state", "round", "images", "memory", "up", "down", "seen"):
+        table.add_column(heading, no_wrap=True)
     for device in status.devices:
         table.add_row(
             str(device.number), device.name, "awaited" if device.awaited and device.state == "asked" else device.state,
             "-" if device.held < 0 else str(device.held), str(device.samples or "-"),
-            f"{device.peak_kib * 1.024e-3:.1f} MB" if device.peak_kib else "-", f"{device.sent:,}",
-            f"{device.received:,}", "-" if device.last_seen is None else _ago(status.written - device.last_seen),
-            "; ".join(_remarks(device, status)),
+            f"{device.peak_kib * 1.024e-3:.1f} MB" if device.peak_kib else "-", _bytes(device.sent),
+            _bytes(device.received),
+            "-" if device.last_seen is None else _ago(status.written - device.last_seen),
         )  # fmt: skip
     return table
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
 
 
 def _remarks(device: DeviceStatus, status: FleetStatus) -> list[str]:
@@ -98,7 +106,8 @@ def _remarks(device: DeviceStatus, status: FleetStatus) -> list[str]:
 
 
 def _foot(status: FleetStatus) -> list[str]:
-    lines = [f"sent away: {name}: {reason}" for name, reason in status.sent_away.items()]
+    lines = [f"{device.name}: {said}" for device in status.devices if (said := "; ".join(_remarks(device, status)))]
+    lines += [f"sent away: {name}: {reason}" for name, reason in status.sent_away.items()]
     if status.refused:
         counts = ", ".join(f"{reason} ({count})" for reason, count in status.refused.items())
         lines.append(f"messages that changed nothing: {counts}")
