@@ -29,8 +29,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     if wrong := list(_differences(expected, given)):
         named, more = "; ".join(wrong[:_NAMED]), f"; and {len(wrong) - _NAMED} more" if wrong[_NAMED:] else ""
         raise WeightsError(
-            f"{file} does not fit this {type(model).__name__}: {named}{more}; give weights of the same model, "
-            "input shape and classes"
+            f"{file} does not fit the model: {named}{more}; give weights of the same model, input shape and classes"
         )
     model.load_state_dict(expected | given)
 
