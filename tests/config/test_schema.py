@@ -158,7 +158,8 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused_by_key(key, bad):
         ({"train.k": [1]}, "train.k = a list, expected an integer at least 1 and at most 4294967295"),
         (
             {"model.name": "lenet-5"},
-            'model.name = "lenet-5", expected one of lenet5, lenet5-wide, resnet20, or package.module:factory; '
+            'model.name = "lenet-5", expected one of lenet5, lenet5-wide, resnet20, mobilenetv2-tiny, '
+            "mobilenetv3-small, squeezenet, dscnn, or package.module:factory; "
             "did you mean lenet5?",
         ),
         (

@@ -111,8 +111,7 @@ class Model(Table):
 
     name: str = Field(
         default="lenet5",
-        description="lenet5 is small and quick, lenet5-wide and resnet20 are the paper's; mobilenetv2-tiny, "
-        "mobilenetv3-small, squeezenet (32x32 and up) and dscnn are those of small devices; or package.module:factory",
+        description="lenet5 is small, resnet20 slow and better, docs/layers.md has more; or package.module:factory",
     )
     activation: Literal["hardswish", "relu"] = Field(
         default="hardswish",
