@@ -10,9 +10,7 @@ import typer
 
 from foreseed.engine.errors import ForeseedError
 
-fleet_app = typer.Typer(
-    no_args_is_help=True, help="A real fleet over MQTT: its keys, who takes part, who is there."
-)
+fleet_app = typer.Typer(no_args_is_help=True, help="A real fleet over MQTT: its keys, who takes part, who is there.")
 
 _MOST = 100_000
 
