@@ -20,7 +20,7 @@ from foreseed.runs.folder import METRICS, RunError, RunFolder, damaged, read_tex
 from foreseed.runs.records import Change, Record, to_json
 
 _CHANGES = "changes.jsonl"
-_NO_LONGER_TRUE = ("summary.json", "model.fsp")
+_NO_LONGER_TRUE = ("summary.json", "model.fsp", "model-ema.fsp")
 
 
 class _Plan(Record):
