@@ -40,7 +40,8 @@ _PATIENCE = 120.0
 
 def fleet_config(bars: Path, **changes: object) -> Config:
     """A run that real devices finish within seconds, and that is the simulator's to the bit."""
-    return small_config(bars, **({"rounds": 20, "eval_every": 10, "fleet__sample": "all"} | changes))
+    served = {"rounds": 20, "eval_every": 10, "fleet__sample": "all", "train__robust": "clip", "fleet__max_share": 0.3}
+    return small_config(bars, **(served | changes))
 
 
 class KilledAtTheEnd(FleetDevices):

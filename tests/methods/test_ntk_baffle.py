@@ -19,9 +19,7 @@ K, SIGMA, LR, MOMENTUM, ROUNDS, PER_ROUND = 6, 1e-4, 0.01, 0.9, 3, 3
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     bars: Path = write_bars(tmp_path_factory.mktemp("bars") / "bars.npz")
-    plain = {"train__robust": "none", "fleet__max_share": 1.0}
-    own = {"train__k": K, "train__sigma": SIGMA, "train__momentum": MOMENTUM, "train__lr_decay": 1.0}
-    return make_world(small_config(bars, **plain, **own))
+    return make_world(small_config(bars, train__k=K, train__sigma=SIGMA, train__momentum=MOMENTUM, train__lr_decay=1.0))
 
 
 def algorithm_1(world: World) -> Any:

@@ -50,7 +50,7 @@ def small_config(bars: Path, **changes: Any) -> Config:
         "rounds": 5, "eval_every": 2, "workers": 1, "data.set": str(bars), "data.devices": 6, "data.per_round": 3,
         "data.beta": 1.0, "data.min_size": 4, "model.name": TINY, "prune.density": 0.3, "prune.iterations": 2,
         "prune.redraws": 1, "prune.batch": 8, "train.k": 6, "train.lr": 0.01, "train.batch": 8,
-        "train.lr_decay": 0.998, "train.clip": 0.0,
+        "train.lr_decay": 0.998, "train.clip": 0.0, "train.robust": "none", "fleet.max_share": 1.0,
     }  # fmt: skip
     return load().with_(base | {key.replace("__", "."): value for key, value in changes.items()})
 
