@@ -31,6 +31,7 @@ from foreseed.models.layers import MODULES, Net, View
 from tests.meter.test_memory import saved_by_torch
 from tests.models.agreement import random_mask, scramble, shard, torch_logits
 from tests.models.nets import SMALL, conv, head
+from tests.models.nets import Net as NetOf
 
 TABLES: list[tuple[type[IntEnum], Any]] = [(Kind, KINDS), (Act, ACTS), (Pool, POOLS)]
 PASSING = {Kind.POOL, Kind.ACT}  # what these do is in their pool and their activation
@@ -213,3 +214,37 @@ def test_a_batch_norm_without_its_statistics_is_no_onnx_graph() -> None:
     arrays = {name: p.detach().numpy() for name, p in model.named_parameters()}
     with pytest.raises(ProgramError, match=r"needs 1\.running_mean"):
         onnx_model(compiled, arrays, as_inputs=True)
+
+
+@pytest.mark.parametrize("excited_by", ["convs", "rows"])
+def test_layers_of_version_2_compute_alike_in_torch_and_onnx(excited_by: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.shared(torch.nn.functional.relu6(m.shared(torch.cat([m.first(x), x], 1))))
+        means = y.mean((2, 3), keepdim=True)
+        by_rows = m.excite(means.flatten(1)).sigmoid().view(x.size(0), 6, 1, 1) if excited_by == "rows" else None
+        y = m.smooth(y * (m.gate(means) if by_rows is None else by_rows))
+        return m.out(m.norm(y).mean((2, 3)))
+
+    layers = {
+        "first": conv(), "shared": conv(6, 6), "gate": nn.Sequential(nn.Conv2d(6, 6, 1), nn.Hardsigmoid()),
+        "excite": nn.Linear(6, 6), "norm": nn.GroupNorm(2, 6), "out": nn.Linear(6, 3),
+        "smooth": nn.Sequential(
+            nn.SiLU(), nn.ZeroPad2d((1, 0, 2, 0)), nn.Conv2d(6, 6, 2, dilation=2), nn.Tanh(), nn.GELU(),
+            nn.GELU("tanh"), nn.LeakyReLU(0.2), nn.MaxPool2d(2, ceil_mode=True),
+        ),
+    }  # fmt: skip
+    model = scramble(NetOf(forward, **layers)).eval()
+    program, _ = models.compile(model, input_shape=SMALL)
+    records = shard(SMALL, 3)
+    expected = torch_logits(model, program, records)
+    pixels = torch.from_numpy(records[:, 1:].reshape(-1, *SMALL)).float()
+    images = pixels * torch.tensor(program.scale).view(-1, 1, 1) + torch.tensor(program.shift).view(-1, 1, 1)
+    own = [[model.get_parameter(f"{p.layer.name}.{name}") for name in p.parameters] for p in program.places]
+    np.testing.assert_allclose(logits(program, own, images).detach(), expected, rtol=1e-4, atol=1e-5)
+    graph = onnx_model(program, {name: p.detach().numpy() for name, p in model.named_parameters()}, as_inputs=False)
+    session = runtime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    (log_probabilities,) = session.run(None, {IMAGES: images.numpy()})
+    wanted = torch.from_numpy(expected).log_softmax(1)
+    np.testing.assert_allclose(log_probabilities, wanted, rtol=1e-4, atol=1e-5)

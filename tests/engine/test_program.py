@@ -121,8 +121,8 @@ def test_versions_from_the_future_are_refused(model: Path) -> None:
     with pytest.raises(ProgramError, match="version 2 is from the future"):
         load(model)
     model.write_bytes(good)
-    rewrite(model, PROGRAM_AT + 4, struct.pack("<H", 2))
-    with pytest.raises(ProgramError, match="version 2 is from the future"):
+    rewrite(model, PROGRAM_AT + 4, struct.pack("<H", 3))
+    with pytest.raises(ProgramError, match="version 3 is from the future"):
         load(model)
 
 
