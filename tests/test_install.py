@@ -264,6 +264,7 @@ def test_every_command_of_the_deployment_page_runs_with_what_the_package_brings(
         assert "built, runs" in machine.run(machine.take("python3 -m venv ~/foreseed", 4))
         machine.run(machine.take("foreseed fleet keys"))
         machine.run(machine.take("foreseed data shard"))
+        assert "board-7 is 12" in machine.run(machine.take("foreseed fleet enrol", 2))
 
         # The board, with the files that the page has copied there.
         assert machine.run(machine.take("sudo apt install python3-venv", 4)).endswith("\nNativeEngine\n")
@@ -295,6 +296,10 @@ def test_every_command_of_the_deployment_page_runs_with_what_the_package_brings(
         machine.run(machine.take("sudo install -m 0644", 5), machine.board)
         device = machine.start_unit("device")
         server.wait_until(lambda: rows() > held)
+
+        # Who is there, and what one could go back to.
+        assert "device-0" in machine.run(machine.take("foreseed fleet status"))
+        assert "round" in machine.run(machine.take("foreseed runs"))
 
         # The board is shut out.
         acl = machine.folder / "etc" / "mosquitto" / "foreseed" / "acl"

@@ -160,14 +160,11 @@ def test_a_comparison_of_nothing_is_refused(arguments: list[str], capsys: pytest
 def test_a_run_says_first_what_it_will_do_and_what_else_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    taken = tmp_path / "taken"
-    taken.mkdir()
-    (taken / "file").write_text("")
-    assert main(["run", *TINY, "--out", str(taken)]) == 2
-    nothing, plan, refusal = capsys.readouterr().err.splitlines()
+    assert main(["run", *TINY, "--out", str(tmp_path / "run")]) == 0
+    nothing, plan, *_ = capsys.readouterr().err.splitlines()
     assert nothing.startswith("no experiment given, so all is as by default; foreseed run demo is a tuned one")
     assert "trains lenet5 with 10 % of its weights on digits, 2 rounds, 2 of 4 devices in each; in " in plan
-    assert "exists and is not empty" in refusal
-    assert main(["run", "demo", "method=baffle", "--out", str(taken)]) == 2
-    plan, refusal = capsys.readouterr().err.splitlines()
-    assert "baffle trains lenet5 on digits, 160 rounds, 10 of 20 devices in each" in plan
+    assert main(["run", "demo", *TINY, "train.spread=1", "method=baffle", "--out", str(tmp_path / "dense")]) == 0
+    plan, *_ = capsys.readouterr().err.splitlines()
+    assert "baffle trains lenet5 on digits, 2 rounds, 2 of 4 devices in each" in plan
+    assert "exists and is not empty" in refused(capsys, "run", *TINY, "--out", str(tmp_path / "run"))

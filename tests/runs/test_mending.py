@@ -101,7 +101,7 @@ def test_what_may_not_change_is_refused_by_name_and_nothing_changes(key: str, fi
 _OTHER = {
     "method": "fedavg", "engine": "exact", "preset": "best", "data.set": "digits", "data.root": "x",
     "data.partition": "iid", "model.name": "lenet5", "model.activation": "relu", "model.norm": "batch",
-    "model.init": "torch",
+    "model.init": "torch", "model.weights": "w.npz",
     "prune.pruner": "random", "train.direction": "rademacher", "train.seeds": "shared", "train.optimiser": "adam",
 }  # fmt: skip
 

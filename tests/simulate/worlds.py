@@ -57,7 +57,7 @@ def parts_of(experiment: str) -> dict[str, str]:
     classes = 100 if config.data.set == "cifar100" else 10
     partition = partition_of(config, np.arange(50_000) % classes)
     return {"partition": _hash(*partition.indices)} | _mask_and_values(
-        *config.model.model_dump().values(),
+        *config.model.model_dump(exclude={"weights"}).values(),
         classes,
         config.seed,
         config.effective_density,

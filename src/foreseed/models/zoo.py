@@ -78,14 +78,14 @@ def resnet20(
 
 
 def mobilenetv2_tiny(
-    in_shape: Shape = (3, 32, 32), classes: int = 10, *, norm: str = "batch", init: str = "kaiming", seed: int = 0
+    in_shape: Shape = (3, 32, 32), classes: int = 10, *, norm: str = "group", init: str = "kaiming", seed: int = 0
 ) -> nn.Module:
     """Make a MobileNetV2 of at most 48 channels between its blocks: 117,738 parameters at 3x32x32 and 10 classes."""
     return _initialised(MobileNetV2Tiny(in_shape, classes, _choose("norm", norm, _NORMS)), init, seed)
 
 
 def mobilenetv3_small(
-    in_shape: Shape = (3, 32, 32), classes: int = 10, *, norm: str = "batch", init: str = "kaiming", seed: int = 0
+    in_shape: Shape = (3, 32, 32), classes: int = 10, *, norm: str = "group", init: str = "kaiming", seed: int = 0
 ) -> nn.Module:
     """Make MobileNetV3-small with squeeze-and-excite, as published: 1,528,106 parameters for 10 classes."""
     return _initialised(MobileNetV3Small(in_shape, classes, _choose("norm", norm, _NORMS)), init, seed)
@@ -97,7 +97,7 @@ def squeezenet(in_shape: Shape = (3, 32, 32), classes: int = 10, *, init: str = 
 
 
 def dscnn(
-    in_shape: Shape = (1, 49, 10), classes: int = 12, *, norm: str = "batch", init: str = "kaiming", seed: int = 0
+    in_shape: Shape = (1, 49, 10), classes: int = 12, *, norm: str = "group", init: str = "kaiming", seed: int = 0
 ) -> nn.Module:
     """Make the small DS-CNN of keyword spotting: 23,180 parameters for 49 frames of 10 coefficients and 12 words."""
     return _initialised(DSCNN(in_shape, classes, _choose("norm", norm, _NORMS)), init, seed)
