@@ -129,12 +129,13 @@ def _liars(config: Config, tenths: int) -> set[int]:
 
 
 def _accuracy(task: Task, devices: SimulatedDevices) -> tuple[float | None, dict[str, int], str]:
-    """Final accuracy (none where the run broke down), refused replies by reason, and why it broke down."""
+    """Final accuracy (none where the run broke down), replies that did not count by reason, and why it broke down."""
     state, tests = ntk_baffle.init(task), []
     refused: Counter[str] = state.coordinator.refused
     try:
         for round in range(1, task.config.rounds + 1):
-            ntk_baffle.round(task, devices, state)
+            if left_out := ntk_baffle.round(task, devices, state).left_out:
+                refused["pulls against the others"] += len(left_out)
             left = task.config.rounds - round
             if left < 2 * _TESTS and left % 2 == 0:
                 tests.append(devices.evaluate(task.program, state.values, state.stats)[0])

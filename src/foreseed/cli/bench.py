@@ -201,6 +201,7 @@ def liars(
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as train.robust=none.")] = None,
     rounds: Annotated[int, typer.Option(min=10, help="Rounds of each run.")] = 60,
     seeds: Annotated[str, typer.Option(help="Seeds that each figure is the mean of.")] = "0,1",
+    lie: Annotated[list[str] | None, typer.Option(help="A kind of lie; repeat it for more. All, if not given.")] = None,
     as_json: Json = False,
 ) -> None:
     """What devices that lie cost: points of accuracy lost with 1, 2 and 4 of 10 devices lying, by kind of lie.
@@ -208,12 +209,15 @@ def liars(
     Example: foreseed bench liars train.bits=1 --seeds 0,1
     """
     _need_engine()
-    from foreseed.bench.liars import bench_liars
+    from foreseed.bench.liars import LIES, bench_liars
 
+    if unknown := [name for name in lie or () if name not in LIES]:
+        raise ForeseedError(f"--lie {unknown[0]}: expected one of {'; '.join(LIES)}")
     if not all(seed.strip().isdecimal() for seed in seeds.split(",")):
         raise ForeseedError(f"--seeds {seeds}: expected whole numbers, such as 0,1,2")
     with _progress() as progress:
-        result = bench_liars(rounds, [int(seed) for seed in seeds.split(",")], overrides or [], progress=progress)
+        numbers = [int(seed) for seed in seeds.split(",")]
+        result = bench_liars(rounds, numbers, overrides or [], lie or tuple(LIES), progress)
     if as_json:
         print(json.dumps(result))
         return

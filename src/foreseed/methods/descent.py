@@ -13,6 +13,7 @@ from foreseed.coordinator import Optimiser
 from foreseed.coordinator.robust import added
 from foreseed.engine import ForeseedError
 from foreseed.engine.update import apply_step
+from foreseed.methods.agreement import Agreement
 from foreseed.methods.memory import Memory
 from foreseed.methods.noise import Noise
 from foreseed.methods.protocol import Vector
@@ -30,12 +31,15 @@ class Descent:
 
     noise: Noise
     memory: Memory | None = None
+    agreement: Agreement | None = None
+    """Of devices that have directions of their own; a robust rule asks for it."""
 
     @staticmethod
     def of(task: Task) -> Descent:
         """At the start of a run."""
         t, data, sizes = task.config.train, task.config.data, task.program.tensor_sizes()
-        return Descent(Noise(), Memory.of(data.devices, data.per_round, sizes, t.memory_bytes) if t.memory else None)
+        memory = Memory.of(data.devices, data.per_round, sizes, t.memory_bytes) if t.memory else None
+        return Descent(Noise(), memory, Agreement.of(data.devices))
 
     def combine(
         self, round: int, devices: Sequence[int], counts: Doubles, halves: Vector

@@ -73,6 +73,8 @@ class Learnt(NamedTuple):
     replies: tuple[Reply, ...]
     snr: float | None
     """Signal-to-noise ratio of the round's estimate; None where nothing tells."""
+    left_out: tuple[int, ...]
+    """Devices that answered and do not count (see `agreement.py`)."""
 
 
 def init(task: Task) -> State:
@@ -98,6 +100,7 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
         traffic=traffic,
         snr=learnt.snr,
         remembered=state.descent.remembered,
+        left_out=learnt.left_out,
     )
 
 
@@ -108,10 +111,20 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
     bits, since coordinates are independent.
     """
     rules, server, replies = coordinator.rules, coordinator.state, coordinator.replies
+    answered = replies
     descent, counts = descent or Descent(Noise()), sample_counts(rules, replies)
-    weights, usual = counts / fsum(counts), usual_size(server.recent)
-    update = Update(coordinator.round, b"", stein_coefficients(rules, replies, weights, usual))
+    update = Update(coordinator.round, b"", stein_coefficients(rules, replies, counts, usual_size(server.recent)))
     gradient, halves = rebuilt_gradient(rules, update, len(server.values), spread_over)
+    left_out: list[int] = []
+    compared = rules.robust == "clip" and rules.seeds != "shared"
+    if compared and descent.agreement is not None and np.isfinite(gradient).all():
+        left_out = descent.agreement.opposed([reply.device for reply in replies], halves)
+    if left_out:
+        replies = tuple(reply for reply in replies if reply.device not in left_out)
+        counts = sample_counts(rules, replies)
+        factors = stein_coefficients(rules, replies, counts, usual_size(server.recent))
+        update = update._replace(parts=factors)
+        gradient, halves = rebuilt_gradient(rules, update, len(server.values), spread_over)
     snr = None
     if np.isfinite(gradient).all():
         # Devices that share directions have one part together.
@@ -126,9 +139,9 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
     values, buffers = step(server.values, server.buffers, gradient, update.step)
     coordinator.close(update, values, buffers)
     # fsum: the built-in sum of floats rounds differently from one Python version to the next.
-    samples = sum(reply.samples for reply in replies)
     loss = fsum(count * reply.base_loss for count, reply in zip(counts, replies, strict=True)) / fsum(counts)
-    return Learnt(update, share * coordinator.optimiser.lr_at(update.round), loss, samples, replies, snr)
+    lr = share * coordinator.optimiser.lr_at(update.round)
+    return Learnt(update, lr, loss, sum(reply.samples for reply in answered), answered, snr, tuple(left_out))
 
 
 def sample_counts(rules: Rules, replies: Sequence[Reply]) -> Doubles:
@@ -139,14 +152,14 @@ def sample_counts(rules: Rules, replies: Sequence[Reply]) -> Doubles:
 
 
 def stein_coefficients(
-    rules: Rules, replies: Sequence[Reply], weights: Doubles, usual: float = 0.0
+    rules: Rules, replies: Sequence[Reply], counts: Doubles, usual: float = 0.0
 ) -> tuple[tuple[int, bytes], ...]:
     """Eq. 16: g = sum over i and k of w_i dL_ik / (K sigma) z_ik; these are the factors of the directions z_ik.
 
-    Shared directions have one factor each, of device SHARED_DEVICE. `usual` is the size of differences in the last
-    rounds, 0 if there were none.
+    A device's weight w_i is its share of the samples `counts`. Shared directions have one factor each, of device
+    SHARED_DEVICE. `usual` is the size of differences in the last rounds, 0 if there were none.
     """
-    differences = np.stack([answers.differences(reply, rules) for reply in replies])
+    weights, differences = counts / fsum(counts), np.stack([answers.differences(reply, rules) for reply in replies])
     if rules.robust == "clip":
         differences = contained(differences, weights, usual)
     scale = 1.0 / (rules.k * rules.sigma)

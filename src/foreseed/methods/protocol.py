@@ -81,6 +81,8 @@ class RoundResult:
     """Signal-to-noise ratio of the round's estimate; None where nothing tells."""
     remembered: float | None = None
     """How much of devices' earlier estimates counts, from 0 to 1; None without a memory."""
+    left_out: Sequence[int] = ()
+    """Participants that do not count: they have pulled against all others for many rounds."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _train(
             place.kept.keep(len(rows))
             if watch is not None:
                 accuracy = next((row.accuracy for row in reversed(rows) if row.accuracy is not None), None)
-                note = diverging(rows) if row.loss is not None else ""
+                note = opposing(rows) or (diverging(rows) if row.loss is not None else "")
                 watch(Progress(config, "train", len(rows), config.rounds, row, accuracy, note))
 
 
@@ -153,6 +153,7 @@ def _row(result: RoundResult, seconds: float, tests: dict[str, Any]) -> Row:
         seconds=seconds,
         snr=result.snr,
         remembered=result.remembered,
+        left_out=tuple(result.left_out),
         **tests,
         **result.traffic.measured,
     )
@@ -184,6 +185,16 @@ def diverging(rows: list[Row]) -> str:
         f"the test loss has grown from {least[1]:.3f} (round {least[0]}) to {losses[-1][1]:.3f}: steps are too long "
         "for the noise of the estimates; halve train.lr, or raise train.k and train.spread together"
     )
+
+
+def opposing(rows: list[Row]) -> str:
+    """A word on devices that are left out for the first time; else nothing."""
+    known = {device for row in rows[:-1] for device in row.left_out}
+    new = [str(device) for device in rows[-1].left_out if device not in known]
+    if not new:
+        return ""
+    what = f"device {new[0]} has" if len(new) == 1 else f"devices {', '.join(new)} have"
+    return f"{what} pulled against all others for many rounds, and will not count until that changes"
 
 
 def prune_watch(config: Config, watch: Watch | None) -> Callable[[Step], None] | None:

@@ -45,6 +45,8 @@ class Row(Record):
     """Signal-to-noise ratio of the round's estimate; None where nothing tells. One round's is rough, even negative."""
     remembered: float | None = None
     """How much of devices' earlier estimates counted, 0 to 1; None without a memory."""
+    left_out: tuple[int, ...] = ()
+    """Participants that did not count: they have pulled against all others for many rounds."""
     # Of real devices only:
     wire_up: int | None = None
     """Bytes on the devices' sockets, framing and TLS included."""

@@ -1,0 +1,75 @@
+"""Devices whose answers pull against all others', round after round, are left out.
+
+A reply with every sign turned round looks like any other: it is of the right size, and its noise hides it. But noise
+goes with the number of rounds, and what it hides does not. In every round each device's part of the estimate is
+compared with the sum of the others': the cosine of the two, in units of what chance alone would make of it. Added up
+over the rounds that a device took part in, and measured by how much devices differ, that tells who pulls against the
+rest. An honest device whose images are quite unlike all others' can look the same, so it takes strong evidence, a
+device that agrees again counts again, and never more than a minority is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from foreseed.coordinator.robust import added, median
+from foreseed.methods.protocol import Vector
+from foreseed.methods.sums import Doubles, dot, square
+
+_DECAY = 0.95
+"""Of what was seen before, each time that a device takes part."""
+_EVIDENCE = 3.0
+"""Standard deviations below nothing at which a device is left out."""
+_NORMAL = 1.4826
+"""The standard deviation of normal numbers, in median distances from their median."""
+_FEWEST = 3
+"""Devices of a round that can outvote one of them."""
+
+
+@dataclass
+class Agreement:
+    """How well each device has agreed with the others so far; a checkpoint keeps it."""
+
+    sums: Doubles
+    """Of each device's agreement, round by round."""
+    squares: Doubles
+    """What the squares of the sums would be by chance, in units of `spread` squared."""
+    spread: float = 1.0
+    """By how much devices' agreement differs in a round."""
+
+    @staticmethod
+    def of(devices: int) -> Agreement:
+        """Nothing is known of so many devices."""
+        return Agreement(np.zeros(devices), np.zeros(devices))
+
+    def opposed(self, devices: Sequence[int], halves: Vector) -> list[int]:
+        """Which of a round's devices have pulled against the others, this round counted; `halves` are their parts."""
+        if len(devices) < _FEWEST:
+            return []
+        seen = agreements(halves)
+        middle = median(seen)
+        now = max(1.0, _NORMAL * median(np.abs(seen - middle)))
+        self.spread = now if not self.squares.any() else _DECAY * self.spread + (1 - _DECAY) * now
+        for device, one in zip(devices, seen, strict=True):
+            self.sums[device] = _DECAY * self.sums[device] + one
+            self.squares[device] = _DECAY**2 * self.squares[device] + 1
+        evidence = {device: self.sums[device] / (self.spread * sqrt(self.squares[device])) for device in devices}
+        worst = sorted(devices, key=lambda device: evidence[device])[: (len(devices) - 1) // 2]
+        return [device for device in worst if evidence[device] < -_EVIDENCE]
+
+
+def agreements(halves: Vector) -> Doubles:
+    """Of each device's part with the sum of the others': about 0 with a deviation of 1 where there is only noise."""
+    parts = halves.sum(axis=1, dtype=np.float64)
+    whole = added(parts)
+    seen = np.zeros(len(parts))
+    for i, part in enumerate(parts):
+        others = whole - part
+        lengths = square(part) * square(others)
+        if lengths > 0:
+            seen[i] = sqrt(parts.shape[1] / lengths) * dot(part, others)
+    return seen
