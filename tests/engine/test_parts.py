@@ -132,16 +132,9 @@ def test_a_new_layer_is_compiled_counted_and_saved(model: nn.Module, tmp_path: P
     assert model[2].weight.flatten().tolist() == [76, 77, 78, 79]
 
 
-def test_a_new_layer_computes_alike_in_numpy_torch_and_onnx(model: nn.Module) -> None:
+def assert_torch_and_onnx_say(expected: Any, model: nn.Module, program: Program, records: Any) -> None:
+    """That the torch process and the ONNX graph of a program come to these logits."""
     runtime = pytest.importorskip("onnxruntime")
-    mask, records = random_mask(model, 0.5), shard(SMALL, 3)
-    for name, keep in mask.items():
-        model.get_parameter(name).data.mul_(keep)
-    program, values = models.compile(model, mask, input_shape=SMALL)
-    expected = torch_logits(model, program, records)
-    given = ReferenceEngine(program).logits(values, Samples.records(records, program.image_bytes))
-    np.testing.assert_allclose(np.reshape(given, expected.shape), expected, rtol=1e-4, atol=1e-5)
-
     pixels = torch.from_numpy(records[:, 1:].reshape(-1, *SMALL)).float()
     images = pixels * torch.tensor(program.scale).view(-1, 1, 1) + torch.tensor(program.shift).view(-1, 1, 1)
     own = [[model.get_parameter(f"{p.layer.name}.{name}") for name in p.parameters] for p in program.places]
@@ -152,6 +145,18 @@ def test_a_new_layer_computes_alike_in_numpy_torch_and_onnx(model: nn.Module) ->
     (log_probabilities,) = session.run(None, {IMAGES: images.numpy()})
     wanted = torch.from_numpy(expected).log_softmax(1)
     np.testing.assert_allclose(log_probabilities, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_new_layer_computes_alike_in_numpy_torch_and_onnx(model: nn.Module) -> None:
+    mask, records = random_mask(model, 0.5), shard(SMALL, 3)
+    for name, keep in mask.items():
+        model.get_parameter(name).data.mul_(keep)
+    program, values = models.compile(model, mask, input_shape=SMALL)
+    expected = torch_logits(model, program, records)
+    given = ReferenceEngine(program).logits(values, Samples.records(records, program.image_bytes))
+    np.testing.assert_allclose(np.reshape(given, expected.shape), expected, rtol=1e-4, atol=1e-5)
+
+    assert_torch_and_onnx_say(expected, model, program, records)
 
 
 def test_what_backpropagation_saves_of_a_new_layer_is_counted(model: nn.Module) -> None:
@@ -218,7 +223,6 @@ def test_a_batch_norm_without_its_statistics_is_no_onnx_graph() -> None:
 
 @pytest.mark.parametrize("excited_by", ["convs", "rows"])
 def test_layers_of_version_2_compute_alike_in_torch_and_onnx(excited_by: str) -> None:
-    runtime = pytest.importorskip("onnxruntime")
 
     def forward(m: Any, x: Tensor) -> Tensor:
         y = m.shared(torch.nn.functional.relu6(m.shared(torch.cat([m.first(x), x], 1))))
@@ -239,12 +243,4 @@ def test_layers_of_version_2_compute_alike_in_torch_and_onnx(excited_by: str) ->
     program, _ = models.compile(model, input_shape=SMALL)
     records = shard(SMALL, 3)
     expected = torch_logits(model, program, records)
-    pixels = torch.from_numpy(records[:, 1:].reshape(-1, *SMALL)).float()
-    images = pixels * torch.tensor(program.scale).view(-1, 1, 1) + torch.tensor(program.shift).view(-1, 1, 1)
-    own = [[model.get_parameter(f"{p.layer.name}.{name}") for name in p.parameters] for p in program.places]
-    np.testing.assert_allclose(logits(program, own, images).detach(), expected, rtol=1e-4, atol=1e-5)
-    graph = onnx_model(program, {name: p.detach().numpy() for name, p in model.named_parameters()}, as_inputs=False)
-    session = runtime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
-    (log_probabilities,) = session.run(None, {IMAGES: images.numpy()})
-    wanted = torch.from_numpy(expected).log_softmax(1)
-    np.testing.assert_allclose(log_probabilities, wanted, rtol=1e-4, atol=1e-5)
+    assert_torch_and_onnx_say(expected, model, program, records)

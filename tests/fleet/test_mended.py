@@ -22,17 +22,9 @@ from foreseed.wire import STATE, Fetch
 from tests.fleet.broker import Mosquitto
 from tests.fleet.kills import Devices, RealFleet, fleet_config
 from tests.fleet.test_served import PATIENCE, Spy
-from tests.simulate.small import World, leave_out_the_slow, make_world, write_bars
+from tests.simulate.small import World, make_world
 
-
-@pytest.fixture(scope="module")
-def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bars(tmp_path_factory.mktemp("bars") / "bars.npz")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_out_the_slow(monkeypatch.setattr)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(scope="module")

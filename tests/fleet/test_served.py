@@ -30,20 +30,13 @@ from foreseed.transport.link import Link, broker
 from foreseed.wire import ANY_NUMBER, Fetch, Join, Message, OrderMessage, Ready, decode, encode
 from tests.fleet.broker import Mosquitto
 from tests.fleet.kills import Devices, KilledAtTheEnd, RealFleet, fleet_config, simulated, trial
-from tests.simulate.small import World, leave_out_the_slow, make_world, write_bars
+from tests.simulate.small import World, leave_out_the_slow, make_world
 
 PATIENCE = 60.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""
 
 
-@pytest.fixture(scope="module")
-def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bars(tmp_path_factory.mktemp("bars") / "bars.npz")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_out_the_slow(monkeypatch.setattr)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def shards_of(world: World, folder: Path) -> Path:

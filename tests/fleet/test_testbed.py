@@ -19,19 +19,12 @@ from foreseed.fleet import testbed
 from foreseed.fleet.devices import Table
 from foreseed.runs import Progress
 from tests.fleet.kills import fleet_config, simulated
-from tests.simulate.small import leave_out_the_slow, make_world, write_bars
+from tests.simulate.small import make_world
 
 LIMIT = 64 * 10**6
 
 
-@pytest.fixture(scope="module")
-def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bars(tmp_path_factory.mktemp("bars") / "bars.npz")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_out_the_slow(monkeypatch.setattr)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def small(bars: Path, **changes: object) -> Config:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foreseed.bench.machine import instruction_set
+from foreseed.cli.experiment import seed_numbers
 from foreseed.engine.errors import ForeseedError
 
 app = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine, beside what else there is.")
@@ -213,10 +214,8 @@ def liars(
 
     if unknown := [name for name in lie or () if name not in LIES]:
         raise ForeseedError(f"--lie {unknown[0]}: expected one of {'; '.join(LIES)}")
-    if not all(seed.strip().isdecimal() for seed in seeds.split(",")):
-        raise ForeseedError(f"--seeds {seeds}: expected whole numbers, such as 0,1,2")
+    numbers = seed_numbers(seeds)
     with _progress() as progress:
-        numbers = [int(seed) for seed in seeds.split(",")]
         result = bench_liars(rounds, numbers, overrides or [], lie or tuple(LIES), progress)
     if as_json:
         print(json.dumps(result))

@@ -237,11 +237,15 @@ def _arms(words: list[str], methods: str, seeds: str) -> list[Config]:
         configs = [load(file, overrides) for file in files]
     if len(configs) < 2 and not seeds:
         raise ConfigError("one arm compares with nothing; give several files, or --methods a,b, or --seeds 0,1,2")
+    return arms(configs, seed_numbers(seeds) if seeds else [])
+
+
+def seed_numbers(seeds: str) -> list[int]:
+    """The numbers that --seeds gives."""
     try:
-        numbers = [int(seed) for seed in seeds.split(",")] if seeds else []
+        return [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise ConfigError(f"--seeds {seeds}: expected whole numbers, such as 0,1,2") from None
-    return arms(configs, numbers)
 
 
 def _work(program: Program) -> dict[str, int]:

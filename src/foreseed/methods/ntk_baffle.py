@@ -110,21 +110,22 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
     `spread_over` maps a function over ranges of coordinates; a thread pool's `map` makes it parallel, with the same
     bits, since coordinates are independent.
     """
-    rules, server, replies = coordinator.rules, coordinator.state, coordinator.replies
-    answered = replies
-    descent, counts = descent or Descent(Noise()), sample_counts(rules, replies)
-    update = Update(coordinator.round, b"", stein_coefficients(rules, replies, counts, usual_size(server.recent)))
-    gradient, halves = rebuilt_gradient(rules, update, len(server.values), spread_over)
+    rules, server, answered = coordinator.rules, coordinator.state, coordinator.replies
+    descent = descent or Descent(Noise())
+
+    def estimate(replies: Sequence[Reply]) -> tuple[Doubles, Update, Vector, Vector]:
+        counts = sample_counts(rules, replies)
+        update = Update(coordinator.round, b"", stein_coefficients(rules, replies, counts, usual_size(server.recent)))
+        return counts, update, *rebuilt_gradient(rules, update, len(server.values), spread_over)
+
+    counts, update, gradient, halves = estimate(answered)
     left_out: list[int] = []
     compared = rules.robust == "clip" and rules.seeds != "shared"
     if compared and descent.agreement is not None and np.isfinite(gradient).all():
-        left_out = descent.agreement.opposed([reply.device for reply in replies], halves)
+        left_out = descent.agreement.opposed([reply.device for reply in answered], halves)
+    replies = [reply for reply in answered if reply.device not in left_out]
     if left_out:
-        replies = tuple(reply for reply in replies if reply.device not in left_out)
-        counts = sample_counts(rules, replies)
-        factors = stein_coefficients(rules, replies, counts, usual_size(server.recent))
-        update = update._replace(parts=factors)
-        gradient, halves = rebuilt_gradient(rules, update, len(server.values), spread_over)
+        counts, update, gradient, halves = estimate(replies)
     snr = None
     if np.isfinite(gradient).all():
         # Devices that share directions have one part together.
