@@ -367,7 +367,7 @@ def test_metrics_have_the_keys_that_were_promised(finished: tuple[Config, World,
     keys = {
         "round", "lr", "train_loss", "devices", "samples", "forward_passes", "flops", "dense_flops", "bytes_up",
         "bytes_down", "participants", "accuracy", "loss", "ema_accuracy", "ema_loss", "snr", "remembered",
-        "left_out",
+        "left_out", "n_live",
     }  # fmt: skip
     rows = rows_of(finished[2])
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]

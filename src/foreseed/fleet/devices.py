@@ -29,7 +29,7 @@ from foreseed.fleet.conductor import Conductor, Device, Send
 from foreseed.fleet.enrolment import agreed
 from foreseed.fleet.status import StatusFile
 from foreseed.methods.ntk_baffle import run_id
-from foreseed.methods.protocol import Job, LocalResult, Traffic, Vector
+from foreseed.methods.protocol import Traffic, Vector
 from foreseed.methods.task import Task
 from foreseed.methods.workers import Workers
 from foreseed.runs import Change, changes_of, times_gone_back
@@ -131,12 +131,12 @@ class FleetDevices:
         """What devices said when they answered."""
         return np.array([self._sizes[device] for device in sorted(self._sizes)], np.int64)
 
-    def train(self, job: Job) -> Iterator[LocalResult]:
+    def train(self, *_: Any) -> Iterator[Any]:
         raise ForeseedError(
             "real devices cannot backpropagate; expected a method of forward passes, such as ntk-baffle"
         )
 
-    gradients = train
+    gradients = visit = train
 
     def ask(self, coordinator: Coordinator, program: Program) -> Traffic:
         if program is not self.task.program:

@@ -34,17 +34,18 @@ def bp_free_memory(program: Program, values: Buffer, records: Buffer, batch: int
     )  # fmt: skip
 
 
-def bp_memory(program: Program, batch: int, momentum: bool) -> DeviceMemory:
-    """Of a device that backpropagates through the dense model."""
+def bp_memory(program: Program, batch: int, momentum: bool, held: int = 0, what: str = "") -> DeviceMemory:
+    """Of a device that backpropagates through the dense model; a method may have it hold more bytes, of `what`."""
+    note = "parameters, gradients, optimiser state and saved activations of dense tensors"
     return DeviceMemory(
-        planned_bp_bytes(program, batch, momentum).total, None, _process_peak("bp", program, batch), batch,
-        "parameters, gradients, optimiser state and saved activations of dense tensors",
+        planned_bp_bytes(program, batch, momentum).total + held, None, _process_peak("bp", program, batch, held), batch,
+        f"{note}; {what}" if what else note,
     )  # fmt: skip
 
 
-def _process_peak(kind: Literal["bp", "bp-free"], program: Program, batch: int) -> int | None:
+def _process_peak(kind: Literal["bp", "bp-free"], program: Program, batch: int, held: int = 0) -> int | None:
     """Measured in a process of its own; a machine that cannot start one does not undo the run."""
     try:
-        return process_peak_bytes(kind, program, batch)
+        return process_peak_bytes(kind, program, batch, held)
     except MeterError:
         return None

@@ -23,11 +23,12 @@ class MeterError(ForeseedError):
     """A process that was to be measured and failed."""
 
 
-def process_peak_bytes(kind: Literal["bp-free", "bp"], program: Program, batch: int = 1) -> int | None:
+def process_peak_bytes(kind: Literal["bp-free", "bp"], program: Program, batch: int = 1, held: int = 0) -> int | None:
     """The most memory that a whole device process holds in a round, interpreter and libraries included.
 
     A fresh process is started and measured. "bp-free": foreseed's device, answering an order with one image in memory
-    at a time. "bp": torch, making training steps with momentum on the dense model, with minibatches of `batch` images.
+    at a time. "bp": torch, making training steps with momentum on the dense model, with minibatches of `batch` images,
+    while it holds so many more bytes.
     None where the system does not say (it must have /proc, as Linux does).
     """
     if kind == "bp-free":
@@ -36,7 +37,9 @@ def process_peak_bytes(kind: Literal["bp-free", "bp"], program: Program, batch: 
     if kind != "bp":
         raise MeterError(f"a process of kind {kind!r} cannot be measured; expected 'bp-free' or 'bp'")
     with TemporaryDirectory() as folder:
-        return _peak("foreseed.meter.backprop_device", sys.path, folder, {"program": program.bytes}, str(batch))
+        return _peak(
+            "foreseed.meter.backprop_device", sys.path, folder, {"program": program.bytes}, str(batch), str(held)
+        )
 
 
 def device_peak_bytes(program: Program, values: Buffer, shard: Buffer, k: int, spread: int) -> int | None:

@@ -9,6 +9,7 @@ from foreseed.methods.protocol import UNSAVED as UNSAVED
 from foreseed.methods.protocol import Devices as Devices
 from foreseed.methods.protocol import Job as Job
 from foreseed.methods.protocol import KeepsFiles as KeepsFiles
+from foreseed.methods.protocol import Local as Local
 from foreseed.methods.protocol import LocalResult as LocalResult
 from foreseed.methods.protocol import RoundResult as RoundResult
 from foreseed.methods.protocol import State as State

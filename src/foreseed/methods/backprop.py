@@ -7,7 +7,7 @@ backpropagation method really holds and computes on a device.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import fsum, isfinite
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from foreseed.models import bind
 Vector = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.integer]
+Live = npt.NDArray[np.bool_]
 
 _CHUNK = 256
 """Images of a gradient in memory at once: more are no faster (LeNet-5 and ResNet-20 on one core)."""
@@ -57,9 +58,7 @@ class LocalTrainer:
         self.program = program
         self._binding = bind(self.model, program)
         self._format = _lay_out(self.model, program)
-        # Written as ones, the values are the mask.
-        self._binding.write(np.ones(program.n_live, np.float32))
-        self._masks = {p: p.detach().clone() for p in self.model.parameters() if not p.detach().all()}
+        self._masks = self._gates(np.ones(program.n_live, np.float32))
         self._norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
         self._scale, self._shift = (torch.tensor(x).view(-1, 1, 1) for x in (program.scale, program.shift))
         self._tape = PartTape.of(self.model)
@@ -81,26 +80,58 @@ class LocalTrainer:
         weight_decay: float,
         seed: tuple[int, ...],
         stats: Buffer | None = None,
+        live: Live | None = None,
+        each_step: Callable[[Vector], None] | None = None,
+        each_epoch: Callable[[int, Vector, Vector], Live | None] | None = None,
     ) -> Trained:
         """Minibatch SGD over all images, `epochs` times, each time shuffled anew from `seed` (run, round, device).
 
         The last minibatch of an epoch may be smaller. Momentum starts at 0. Batch norms start with the running
         statistics given (means 0 and variances 1 if none) and go on as torch's do.
+
+        For methods whose masks move: values that are not `live` stay 0. `each_step` is shown the gradient of every
+        minibatch, of pruned weights too; `each_epoch` an epoch's number from 1, the values, and the gradient of its
+        last minibatch, and may return another mask.
         """
         self._check(images, labels, [(0, len(images))])
-        self._write(values, stats, batch_statistics=True)
+        gates = self._masks if live is None else self._gates(live)
+        self._write(values if live is None else np.where(live, values, np.float32(0)), stats, batch_statistics=True)
         parameters = list(self.model.parameters())
         velocities = [torch.zeros_like(p) for p in parameters]
-        total = 0.0
-        for rows in _minibatches(len(images), epochs, batch, Draws(*seed, "minibatches")):
+        total, gradient = 0.0, np.zeros(0, np.float32)
+        for epoch, rows, last in _minibatches(len(images), epochs, batch, Draws(*seed, "minibatches")):
             losses = self._losses(images[rows], labels[rows])
             self._backward(losses.mean())
+            if each_step is not None or (each_epoch is not None and last):
+                gradient = _vector(self._binding.gradient())
+            if each_step is not None:
+                each_step(gradient)
+            _close(gates)
             for p, v in zip(parameters, velocities, strict=True):
                 if p.grad is not None:
                     _step(p, v, p.grad, lr, momentum, weight_decay)
             total += _sum(losses)
+            if each_epoch is not None and last:
+                now = _vector(self._binding.read())
+                if (live := each_epoch(epoch, now, gradient)) is not None:
+                    gates = self._gates(live)
+                    self._binding.write(np.where(live, now, np.float32(0)))
+                    for p, v in zip(parameters, velocities, strict=True):
+                        v.mul_(gates.get(p, 1.0))
         trained, statistics = _vector(self._binding.read()), _vector(self._binding.stats())
         return Trained(trained, _finite(total / (epochs * len(images)), trained, statistics), statistics)
+
+    def test(self, values: Buffer, images: Bytes, labels: Integers, stats: Buffer | None = None) -> tuple[float, float]:
+        """Mean loss and accuracy on some images; batch norms as in `gradient`."""
+        self._check(images, labels, [(0, len(images))])
+        self._write(values, stats, batch_statistics=stats is None)
+        total = correct = 0.0
+        with torch.no_grad():
+            for at in range(0, len(images), _CHUNK):
+                logits, truth = self._logits(images[at : at + _CHUNK]), labels[at : at + _CHUNK].astype(np.int64)
+                total += _sum(F.cross_entropy(logits, torch.from_numpy(truth), reduction="none"))
+                correct += int((logits.argmax(1).numpy() == truth).sum())
+        return _finite(total / len(images)), correct / len(images)
 
     def gradient(
         self,
@@ -146,17 +177,22 @@ class LocalTrainer:
 
     def _losses(self, images: Bytes, labels: Integers) -> Tensor:
         """The loss of every image."""
+        return F.cross_entropy(self._logits(images), torch.from_numpy(labels.astype(np.int64)), reduction="none")
+
+    def _logits(self, images: Bytes) -> Tensor:
         pixels = torch.from_numpy(images.astype(np.float32)).mul_(self._scale).add_(self._shift)
-        logits = self.model(pixels.contiguous(memory_format=self._format))
-        return F.cross_entropy(logits, torch.from_numpy(labels.astype(np.int64)), reduction="none")
+        logits: Tensor = self.model(pixels.contiguous(memory_format=self._format))
+        return logits
 
     def _backward(self, loss: Tensor) -> None:
-        """Gradients of the live weights; those of pruned ones are 0, so that no step or momentum ever moves them."""
         self.model.zero_grad()
         torch.autograd.backward(loss)
-        for p, mask in self._masks.items():
-            if p.grad is not None:
-                p.grad.mul_(mask)
+
+    def _gates(self, live: Buffer) -> dict[nn.Parameter, Tensor]:
+        """1 where a value lives and 0 where it does not, for every parameter that is pruned anywhere."""
+        # Written as ones, the values are the mask.
+        self._binding.write(np.asarray(live, np.float32))
+        return {p: p.detach().clone() for p in self.model.parameters() if not p.detach().all()}
 
     def _write(self, values: Buffer, stats: Buffer | None, batch_statistics: bool) -> None:
         for norm in self._norms:
@@ -190,6 +226,13 @@ def _together(parts: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]
     yield some
 
 
+def _close(gates: Mapping[nn.Parameter, Tensor]) -> None:
+    """Gradients of pruned weights become 0, so that no step or momentum ever moves them."""
+    for p, gate in gates.items():
+        if p.grad is not None:
+            p.grad.mul_(gate)
+
+
 def _step(p: Tensor, v: Tensor, gradient: Tensor, lr: float, momentum: float, weight_decay: float) -> None:
     """One step of SGD with momentum, to the bit as torch.optim.SGD, whose first use costs a device another 75 MB."""
     with torch.no_grad():
@@ -197,11 +240,11 @@ def _step(p: Tensor, v: Tensor, gradient: Tensor, lr: float, momentum: float, we
         p.add_(v, alpha=-lr)
 
 
-def _minibatches(n: int, epochs: int, batch: int, rng: Draws) -> Iterator[Integers]:
-    """The image numbers of one minibatch after the other."""
-    for _ in range(epochs):
+def _minibatches(n: int, epochs: int, batch: int, rng: Draws) -> Iterator[tuple[int, Integers, bool]]:
+    """One minibatch after the other: the epoch from 1, the image numbers, and whether it is the epoch's last."""
+    for epoch in range(1, epochs + 1):
         order = rng.permutation(n)
-        yield from (order[at : at + batch] for at in range(0, n, batch))
+        yield from ((epoch, order[at : at + batch], at + batch >= n) for at in range(0, n, batch))
 
 
 def _lay_out(model: nn.Module, program: Program) -> torch.memory_format:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ import numpy.typing as npt
 from foreseed.coordinator import Coordinator
 from foreseed.engine import Program
 from foreseed.meter import Work
+
+if TYPE_CHECKING:
+    from foreseed.methods.backprop import LocalTrainer
 
 Vector = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -108,6 +111,15 @@ class LocalResult(NamedTuple):
     """Mean loss of its images when their minibatch came up."""
 
 
+class Local(NamedTuple):
+    """A device at work: what it holds, and what it computes with."""
+
+    device: int
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.uint8]
+    trainer: LocalTrainer
+
+
 class Devices(Protocol):
     """Whoever does the work: simulated devices, or real ones."""
 
@@ -119,6 +131,9 @@ class Devices(Protocol):
 
     def gradients(self, job: Job) -> Iterator[LocalResult]:
         """The exact gradient of each device's mean loss, in place of values that were trained."""
+
+    def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]:
+        """A method's own work by backpropagation through this program, on some devices, in their order."""
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """Results in the order of the items; the work is shared out over the cores."""

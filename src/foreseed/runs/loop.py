@@ -121,7 +121,7 @@ def _train(
             try:
                 result = method.round(task, devices, state)
                 seconds = time.perf_counter() - began
-                row = _row(result, seconds, _evaluate(devices, state, result.round, config))
+                row = _row(result, seconds, state.program.n_live, _evaluate(devices, state, result.round, config))
                 if check is not None:
                     check(row)
             except ForeseedError as error:
@@ -137,7 +137,7 @@ def _train(
                 watch(Progress(config, "train", len(rows), config.rounds, row, accuracy, note))
 
 
-def _row(result: RoundResult, seconds: float, tests: dict[str, Any]) -> Row:
+def _row(result: RoundResult, seconds: float, n_live: int, tests: dict[str, Any]) -> Row:
     return Row(
         round=result.round,
         lr=result.lr,
@@ -154,6 +154,7 @@ def _row(result: RoundResult, seconds: float, tests: dict[str, Any]) -> Row:
         snr=result.snr,
         remembered=result.remembered,
         left_out=tuple(result.left_out),
+        n_live=n_live,
         **tests,
         **result.traffic.measured,
     )

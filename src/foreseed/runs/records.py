@@ -47,6 +47,8 @@ class Row(Record):
     """How much of devices' earlier estimates counted, 0 to 1; None without a memory."""
     left_out: tuple[int, ...] = ()
     """Participants that did not count: they have pulled against all others for many rounds."""
+    n_live: int | None = None
+    """Values that live after the round: methods may move their mask."""
     # Of real devices only:
     wire_up: int | None = None
     """Bytes on the devices' sockets, framing and TLS included."""

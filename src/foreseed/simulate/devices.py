@@ -15,7 +15,7 @@ from foreseed.device.worker import reply_to
 from foreseed.engine import Program, project
 from foreseed.engine.types import Buffer, split
 from foreseed.methods.backprop import LocalTrainer
-from foreseed.methods.protocol import Job, LocalResult, Traffic, Vector
+from foreseed.methods.protocol import Job, Local, LocalResult, Traffic, Vector
 from foreseed.methods.task import Task
 from foreseed.methods.workers import Workers
 from foreseed.simulate.population import Population
@@ -75,31 +75,34 @@ class SimulatedDevices:
         refused = dict(coordinator.refused - before)
         return Traffic(up, down, {"refused": refused} if refused else {})
 
+    def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]:
+        self._prepare_trainer(program)
+        yield from self.map(
+            lambda device: work(Local(device, *self.population.images(device), self._own_trainer(program))), devices
+        )
+
     def train(self, job: Job) -> Iterator[LocalResult]:
-        self._prepare_trainer(job.program)
         t, seed = self.task.config.train, self.task.config.seed
 
-        def client_update(device: int) -> LocalResult:
-            images, labels = self.population.images(device)
-            trained = self._own_trainer(job.program).train(
-                job.values, images, labels, epochs=t.epochs, batch=t.batch, lr=job.lr, momentum=t.momentum,
-                weight_decay=t.weight_decay, seed=(seed, job.round, device), stats=job.stats,
+        def client_update(local: Local) -> LocalResult:
+            trained = local.trainer.train(
+                job.values, local.images, local.labels, epochs=t.epochs, batch=t.batch, lr=job.lr, momentum=t.momentum,
+                weight_decay=t.weight_decay, seed=(seed, job.round, local.device), stats=job.stats,
             )  # fmt: skip
-            return LocalResult(len(images), trained.values, trained.stats, trained.loss)
+            return LocalResult(len(local.images), trained.values, trained.stats, trained.loss)
 
-        yield from self.map(client_update, job.devices)
+        return self.visit(job.program, job.devices, client_update)
 
     def gradients(self, job: Job) -> Iterator[LocalResult]:
-        self._prepare_trainer(job.program)
-
-        def gradient(device: int) -> LocalResult:
-            images, labels = self.population.images(device)
-            stats = self._batch_stats(job.program, job.values, device)
-            parts, loss = self._own_trainer(job.program).gradient(job.values, images, labels, [(0, len(images))], stats)
+        def gradient(local: Local) -> LocalResult:
+            stats = self._batch_stats(job.program, job.values, local.device)
+            parts, loss = local.trainer.gradient(
+                job.values, local.images, local.labels, [(0, len(local.images))], stats
+            )
             kept = np.zeros(0, np.float32) if stats is None else np.array(stats, np.float32)
-            return LocalResult(len(images), parts[0], kept, loss)
+            return LocalResult(len(local.images), parts[0], kept, loss)
 
-        yield from self.map(gradient, job.devices)
+        return self.visit(job.program, job.devices, gradient)
 
     def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
         """Every device's reply. All of them hold the server's values (a catch-up proves that by its hash)."""
