@@ -15,6 +15,7 @@ from foreseed.cli import bench, data, experiment, runs, serve, trained
 from foreseed.cli.doctor import doctor
 from foreseed.cli.fleet import fleet_app
 from foreseed.cli.init import init
+from foreseed.cli.reproduce import reproduce
 from foreseed.engine.errors import ForeseedError
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(init)
 app.command()(experiment.run)
 app.command()(experiment.compare)
+app.command()(reproduce)
 app.command()(experiment.prune)
 app.command()(experiment.report)
 app.command()(trained.export)

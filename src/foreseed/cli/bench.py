@@ -41,7 +41,7 @@ def engine(
     from foreseed.bench.measure import parse_threads
 
     names, numbers = parse_names(cases), parse_threads(threads)
-    with _progress() as progress:
+    with progress_lines() as progress:
         result = bench_engine(names, seconds, numbers, progress=progress)
     if as_json:
         print(json.dumps(result))
@@ -60,7 +60,7 @@ def code(as_json: Json = False) -> None:
     """
     from foreseed.bench.code_size import bench_code
 
-    with _progress() as progress:
+    with progress_lines() as progress:
         result = bench_code(progress)
     if as_json:
         print(json.dumps(result))
@@ -84,7 +84,7 @@ def memory(as_json: Json = False) -> None:
     _need_engine()
     from foreseed.bench.memory import bench_memory
 
-    with _progress() as progress:
+    with progress_lines() as progress:
         result = bench_memory(progress=progress)
     if as_json:
         print(json.dumps(result))
@@ -111,7 +111,7 @@ def prune(
     from foreseed.bench.prune import bench_prune, parse_models
 
     names = parse_models(models)
-    with _progress() as progress:
+    with progress_lines() as progress:
         result = bench_prune(names, seconds, progress=progress)
     if as_json:
         print(json.dumps(result))
@@ -152,7 +152,7 @@ def signs(
     _need_engine()
     from foreseed.bench.signs import bench_signs
 
-    with _progress() as progress:
+    with progress_lines() as progress:
         result = bench_signs(k, central, progress=progress)
     if as_json:
         print(json.dumps(result))
@@ -182,7 +182,7 @@ def estimate(
     _need_engine()
     from foreseed.bench.estimate import bench_estimate
 
-    with _progress() as progress:
+    with progress_lines() as progress:
         result = bench_estimate(draws, progress=progress)
     if out is not None:
         from foreseed.bench.estimate_figure import draw
@@ -215,7 +215,7 @@ def liars(
     if unknown := [name for name in lie or () if name not in LIES]:
         raise ForeseedError(f"--lie {unknown[0]}: expected one of {'; '.join(LIES)}")
     numbers = seed_numbers(seeds)
-    with _progress() as progress:
+    with progress_lines() as progress:
         result = bench_liars(rounds, numbers, overrides or [], lie or tuple(LIES), progress)
     if as_json:
         print(json.dumps(result))
@@ -245,7 +245,7 @@ def fleet(
     _need_engine()
     from foreseed.bench.fleet import bench_fleet, bench_light_fleet
 
-    with _progress() as progress:
+    with progress_lines() as progress:
         result = (bench_light_fleet if light else bench_fleet)(devices, per_round, rounds, progress)
     if as_json:
         print(json.dumps(result))
@@ -333,7 +333,7 @@ def _need_engine() -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def progress_lines() -> Iterator[Callable[[str], None]]:
     """A live line on a terminal, plain lines elsewhere; on standard error, so that results can be piped."""
     console = Console(stderr=True)
     if not console.is_terminal:

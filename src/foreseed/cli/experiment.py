@@ -71,7 +71,7 @@ def run(
     One that went wrong: foreseed run --out runs/k100 --resume --at 40 train.lr=0.001
     """
     asked = ask(tracked(words, track), out, resume, at)
-    summary = _one(asked, quiet or as_json, like, described(asked, words or []))
+    summary = run_one(asked, quiet or as_json, like, described(asked, words or []))
     folder = asked.folder
     finish([folder], folder, as_json, summary, explained=not quiet)
 
@@ -98,7 +98,7 @@ def compare(
     for arm in runs:
         folders.append(folder / arm.run_name)
         going_on = resume and (folders[-1] / "config.toml").exists()
-        summaries.append(_one(Asked(arm, folders[-1], going_on), quiet or as_json))
+        summaries.append(run_one(Asked(arm, folders[-1], going_on), quiet or as_json))
     finish(folders, folder, as_json, summaries, explained=not quiet)
 
 
@@ -141,7 +141,7 @@ def prune(
     console.print(f"mask: {out}")
 
 
-def _one(asked: Asked, quiet: bool, like: Path | None = None, first: Sequence[str] = ()) -> dict[str, Any]:
+def run_one(asked: Asked, quiet: bool, like: Path | None = None, first: Sequence[str] = ()) -> dict[str, Any]:
     from foreseed.cli.progress import Watcher
     from foreseed.simulate import read_example, run_simulated
 

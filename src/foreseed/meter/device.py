@@ -29,7 +29,7 @@ def bp_free_memory(program: Program, values: Buffer, records: Buffer, batch: int
     samples = Samples.records(records, program.image_bytes)
     engine.loss(values, samples.part(0, min(samples.count, max(batch, 4))))
     return DeviceMemory(
-        engine.planned_bytes, engine.observed_bytes, _process_peak("bp-free", program, 1), batch,
+        engine.planned_bytes, engine.observed_bytes, _process_peak("bp-free", program, batch), batch,
         "program, values, perturbed copy, activations and input of a lean device",
     )  # fmt: skip
 

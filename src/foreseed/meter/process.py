@@ -26,14 +26,14 @@ class MeterError(ForeseedError):
 def process_peak_bytes(kind: Literal["bp-free", "bp"], program: Program, batch: int = 1, held: int = 0) -> int | None:
     """The most memory that a whole device process holds in a round, interpreter and libraries included.
 
-    A fresh process is started and measured. "bp-free": foreseed's device, answering an order with one image in memory
-    at a time. "bp": torch, making training steps with momentum on the dense model, with minibatches of `batch` images,
-    while it holds so many more bytes.
+    A fresh process is started and measured. "bp-free": foreseed's device, answering an order with `batch` images in
+    memory at a time. "bp": torch, making training steps with momentum on the dense model, with minibatches of `batch`
+    images, while it holds so many more bytes.
     None where the system does not say (it must have /proc, as Linux does).
     """
     if kind == "bp-free":
         shard = bytes(_IMAGES * (1 + program.image_bytes))
-        return device_peak_bytes(program, bytes(4 * program.n_live), shard, _DIRECTIONS, _SPREAD)
+        return device_peak_bytes(program, bytes(4 * program.n_live), shard, _DIRECTIONS, _SPREAD, batch)
     if kind != "bp":
         raise MeterError(f"a process of kind {kind!r} cannot be measured; expected 'bp-free' or 'bp'")
     with TemporaryDirectory() as folder:
@@ -42,11 +42,13 @@ def process_peak_bytes(kind: Literal["bp-free", "bp"], program: Program, batch: 
         )
 
 
-def device_peak_bytes(program: Program, values: Buffer, shard: Buffer, k: int, spread: int) -> int | None:
-    """The same for a device that answers an order of `k` directions over this shard, one image at a time."""
+def device_peak_bytes(
+    program: Program, values: Buffer, shard: Buffer, k: int, spread: int, batch: int = 1
+) -> int | None:
+    """The same for a device that answers an order of `k` directions over this shard, `batch` images at a time."""
     files = {"program": program.bytes, "values": values, "shard": shard}
     with TemporaryDirectory() as folder:
-        return _peak("foreseed.device.memory", _lean_path(), folder, files, str(k), str(spread))
+        return _peak("foreseed.device.memory", _lean_path(), folder, files, str(k), str(spread), str(batch))
 
 
 def bare_peak_bytes() -> int | None:
