@@ -12,8 +12,9 @@ ROOT = Path(__file__).parents[1]
 
 HOLDS = {
     "cli": "the foreseed command",
-    "bench": "benchmarks that anyone can run again",
-    "paper": "its tables and figures, made again",
+    "bench": "benchmarks to run again",
+    "paper": "its tables, made again",
+    "sweep": "one experiment, many settings",
     "api": "foreseed from Python: load, run, compare, read",
     "report": "figures and pages of finished runs",
     "trained": "export, predict, evaluate",

@@ -16,6 +16,7 @@ from foreseed.cli.doctor import doctor
 from foreseed.cli.fleet import fleet_app
 from foreseed.cli.init import init
 from foreseed.cli.reproduce import reproduce
+from foreseed.cli.sweep import sweep
 from foreseed.engine.errors import ForeseedError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(init)
 app.command()(experiment.run)
 app.command()(experiment.compare)
+app.command()(sweep)
 app.command()(reproduce)
 app.command()(experiment.prune)
 app.command()(experiment.report)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from foreseed.cli.bench import progress_lines
 from foreseed.cli.experiment import Asked, Json, Quiet, run_one
-from foreseed.config import Config, ConfigError, differences, load
+from foreseed.config import Config, ConfigError
 
 NONE = "–"
 
@@ -88,12 +88,11 @@ def _train(item: Item, wanted: str, overrides: list[str], out: Path, as_json: bo
 
 def _summary(config: Config, folder: Path, quiet: bool) -> Summary:
     """Of the run that lies there finished, or else is run now, from where it was."""
-    from foreseed.runs import Summary, read_run
+    from foreseed.runs import Summary, is_finished, read_run
 
-    begun = folder / "config.toml"
-    if (folder / "summary.json").exists() and not differences(load(begun), config):
+    if is_finished(folder, config):
         return read_run(folder).summary
-    return Summary(**run_one(Asked(config, folder, resume=begun.exists()), quiet))
+    return Summary(**run_one(Asked(config, folder, resume=(folder / "config.toml").exists()), quiet))
 
 
 def _compared(item: Item, rows: list[ComparedArm]) -> Table:

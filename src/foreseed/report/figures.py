@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from foreseed.report import bars, curves, estimates
+from foreseed.report import bars, curves, estimates, sweeps
 from foreseed.report.arms import Arm
 from foreseed.report.canvas import Drawing, style, table_text
 from foreseed.report.words import listed
@@ -13,13 +13,16 @@ from foreseed.runs import Run
 from foreseed.runs.folder import read_text
 
 
-def draw_figures(arms: Sequence[Arm], folder: Path) -> list[Drawing]:
-    """Draw all that the arms give into a folder, in the order of the report."""
+def draw_figures(
+    arms: Sequence[Arm], folder: Path, swept: tuple[Sequence[Arm], Sequence[str]] | None = None
+) -> list[Drawing]:
+    """Draw all that the arms give into a folder, in the order of the report; of a sweep, all its arms and its keys."""
     import matplotlib as mpl
 
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(style()):
-        drawings = [curves.accuracy(arms, spent, folder) for spent in curves.SPENT]
+        drawings = [] if swept is None else [sweeps.sweep(*swept, folder)]
+        drawings += [curves.accuracy(arms, spent, folder) for spent in curves.SPENT]
         others = (curves.loss(arms, folder), estimates.signal(arms, folder))
         drawings += [drawing for drawing in others if drawing is not None]
         return [*drawings, bars.memory(arms, folder), *bars.layers(arms, folder), *partitions(arms, folder)]

@@ -17,6 +17,7 @@ from foreseed.report.colours import method_variable, variables
 from foreseed.report.figures import draw_figures
 from foreseed.report.inline import inline_svg
 from foreseed.report.read import ReportError, read_runs
+from foreseed.report.sweeps import ranked
 from foreseed.report.table import SummaryRow, parts, shown, summary_row
 from foreseed.report.words import NONE, listed, percent
 from foreseed.runs.folder import damaged
@@ -28,15 +29,23 @@ ENGINES = {
 }
 
 
-def write_report(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
+_SHOWN = 8
+"""Arms of a sweep that are shown one by one, the best ones."""
+
+
+def write_report(
+    runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], swept: Sequence[str] = ()
+) -> Path:
     """Write `report.html` and its figures about the given run folders into `out`; returns the page's path.
 
-    Runs that differ in their seed alone are one arm: means with their spread.
+    Runs that differ in their seed alone are one arm: means with their spread. Of a sweep over some keys, all runs are
+    in one figure, and the best are shown as any others are.
     """
     arms = group(read_runs(runs))
     folder = Path(out)
+    shown = ranked(arms)[:_SHOWN] if swept else arms
     try:
-        page = _render(arms, draw_figures(arms, folder / "figures"))
+        page = _render(shown, draw_figures(shown, folder / "figures", (arms, swept) if swept else None))
         target = folder / "report.html"
         target.write_text(page, encoding="utf-8")
     except OSError as error:

@@ -3,6 +3,7 @@
 from foreseed.runs.folder import Run as Run
 from foreseed.runs.folder import RunError as RunError
 from foreseed.runs.folder import RunFolderError as RunFolderError
+from foreseed.runs.folder import is_finished as is_finished
 from foreseed.runs.folder import read_run as read_run
 from foreseed.runs.folder import rows_so_far as rows_so_far
 from foreseed.runs.kept import Kept as Kept

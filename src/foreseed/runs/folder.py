@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, RootModel, ValidationError
 
-from foreseed.config import Config
+from foreseed.config import Config, differences, load
 from foreseed.engine import ForeseedError
 from foreseed.engine.files import PARTIAL, write_whole
 from foreseed.runs.kept import FILES, STATE, Kept
@@ -238,6 +238,11 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         raise damaged(path / "config.toml", str(error)) from error
     env = _parse(RootModel[dict[str, Any]], path / "env.json", read_text(path / "env.json")).root
     return Run(path, summary, _rounds(path / "metrics.jsonl", summary), config_text, config, env)
+
+
+def is_finished(folder: Path, config: Config) -> bool:
+    """Whether the run of this config lies there, finished: run again it would come to the same."""
+    return (folder / "summary.json").exists() and not differences(load(folder / "config.toml"), config)
 
 
 def _why_no_summary(path: Path) -> str:
