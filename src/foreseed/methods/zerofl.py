@@ -51,7 +51,7 @@ class Settings(Table):
         default=0.2,
         ge=0,
         le=1,
-        description="share of weights sent beyond prune.density: more cost bytes, none lost 6 to 10 points in the paper",
+        description="share of weights sent beyond prune.density: more cost bytes, none cost the paper 6 to 10 points",
     )
     dense: Literal["none", "last", "both"] = Field(
         default="last",
