@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -78,13 +79,13 @@ def test_two_rounds_are_algorithm_1(mode: zerofl.Uplink, model: str, bars: Path)
     weights, stats, t = world.task.values.astype(np.float64), world.task.stats, world.config.train
     for number in (1, 2):
         chosen, sums, means, total = sample(world.config.seed, number, range(6), 3), 0.0, 0.0, 0
-        for device in chosen:
-            images, labels = world.population.images(device)
+        for one in chosen:
+            images, labels = world.population.images(one)
             with SparseTraining(trainer.model, kept):
                 trained = trainer.train(
                     weights.astype(np.float32), images, labels, epochs=t.epochs, batch=t.batch,
                     lr=t.lr * t.lr_decay ** (number - 1), momentum=t.momentum, weight_decay=t.weight_decay,
-                    seed=(world.config.seed, number, device), stats=stats,
+                    seed=(world.config.seed, number, one), stats=stats,
                 )  # fmt: skip
             change = trained.values - weights.astype(np.float32)
             mask = layers_kept(layout, np.abs(change if mode == "top-k-of-diff" else trained.values), more)
@@ -144,7 +145,7 @@ def test_a_run_keeps_its_sparsity(bars: Path) -> None:
             zerofl.round(world.task, devices, state)
             masks.append(state.live)
             assert state.program.n_live == round(0.2 * layout.n_weights) + layout.n - layout.n_weights
-    assert any((a != b).any() for a, b in zip(masks, masks[1:], strict=False))
+    assert any((a != b).any() for a, b in pairwise(masks))
 
 
 # --- costs, bad input, learning ---
