@@ -33,6 +33,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg", "train__ema": 0.5},
     "fedsgd": {"method": "fedsgd", "train__memory": True, "train__ema": 0.5},
     "ntk-fedavg": {"method": "ntk-fedavg", "model__name": WITH_BATCH_NORM},
+    "zerofl": {"method": "zerofl", "train__ema": 0.5, "zerofl__uplink": "diff-on-top-k"},
+    "fedtiny": {"method": "fedtiny", "model__name": WITH_BATCH_NORM, "fedtiny__every": 2, "fedtiny__until": 5},
 }
 
 
