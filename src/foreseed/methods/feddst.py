@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import cos, fsum, pi, prod
+from math import cos, fsum, pi
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from foreseed.coordinator.sampling import sample
 from foreseed.meter import DeviceMemory, Work, bp_memory
 from foreseed.methods import moving_mask
 from foreseed.methods.fedavg import aggregate
-from foreseed.methods.moving_mask import Layout, Live, largest, layers_kept, masked_mean, start
+from foreseed.methods.moving_mask import Layer, Layout, Live, largest, layers_kept, masked_mean, start
 from foreseed.methods.protocol import UNSAVED, Devices, Local, RoundResult, Traffic, Vector
 from foreseed.methods.task import Task
 
@@ -161,7 +161,7 @@ def layer_densities(layout: Layout, density: float, distribution: str) -> list[f
     that would have more than all their weights dense; "feddst" makes the sparsity proportional to 1 - r.
     """
     sizes = np.array([layer.size for layer in layout.layers], np.float64)
-    r = np.array([sum(layer.shape) / prod(layer.shape) for layer in layout.layers])
+    r = np.array([_edges(layer) for layer in layout.layers]) / sizes
     if distribution == "uniform":
         return [density] * len(sizes)
     if distribution == "feddst":
@@ -175,6 +175,13 @@ def layer_densities(layout: Layout, density: float, distribution: str) -> list[f
         if not (densities > 1).any():
             return list(densities)
         dense |= densities > 1
+
+
+def _edges(layer: Layer) -> int:
+    """in + out + sum of kernel; a layer that uses each weight once an image is fully connected and has no kernel."""
+    if layer.macs_per_weight == 1:
+        return layer.shape[0] + layer.size // layer.shape[0]
+    return sum(layer.shape)
 
 
 def layer_counts(layout: Layout, density: float, distribution: str) -> list[int]:

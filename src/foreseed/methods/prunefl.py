@@ -345,11 +345,12 @@ def reconfigured(
     """The mask that makes Gamma largest, among those that keep all but the `removable` smallest of each layer."""
     most = int(max_density * layout.n_weights)
     # Under a cap what stays leaves room for removable's share of the cap, for gradients to fill.
-    keep = (1 - removable) * min(1.0, max_density / layout.density(live))
+    fits = min(1.0, max_density / layout.density(live))
     mask = layout.everything.copy()
     for layer in layout.layers:
         n = int(live[layer.at].sum())
-        mask[layer.at] = largest(np.abs(weights[layer.at]), max(1, n - int((1 - keep) * n)), among=live[layer.at])
+        stay = max(1, int(fits * (n - int(removable * n))))
+        mask[layer.at] = largest(np.abs(weights[layer.at]), stay, among=live[layer.at])
     seconds = _seconds(layout, times)
     others = np.flatnonzero(~mask)
     value = squares[others] / seconds[others]
