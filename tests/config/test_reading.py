@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,7 +84,7 @@ def test_a_refusal_names_the_place_where_the_value_stands(write):
     assert refusal(path, ["data.beta=1"]).startswith(f"{path.parent / 'base.toml'}: train.lr = -1.0, expected")
     assert refusal(path, ["data.beta=1", "train.lr=1"]) == (
         f"{path}: unknown key rouns, expected one of preset, method, seed, rounds, eval_every, workers, engine, name, "
-        "data, model, prune, train, fleet, track; did you mean rounds?"
+        "data, model, prune, train, fleet, track, feddst, prunefl; did you mean rounds?"
     )
     assert refusal(None, ["train.k=0"]).startswith("command line: train.k = 0, expected")
     assert refusal(None, ["trian.k=0"]).startswith("command line: unknown key trian, expected")
@@ -192,6 +194,8 @@ def test_the_paper_s_experiments_differ_as_the_paper_says():
     assert names == {f"{data}-{model}-k{k}" for data, model, k in arms} | {
         "pruning-cifar10-lenet5",
         "pruning-cifar100-resnet20",
+        "feddst",
+        "prunefl",
     }
     for data, model, k in arms:
         config = load(EXPERIMENTS / "paper" / f"{data}-{model}-k{k}.toml")
@@ -208,6 +212,15 @@ def test_the_paper_s_experiments_differ_as_the_paper_says():
     for name in ("pruning-cifar10-lenet5", "pruning-cifar100-resnet20"):
         config = load(EXPERIMENTS / "paper" / f"{name}.toml")
         assert (config.method, config.effective_density, config.train.epochs) == ("ntk-fedavg", 0.2, 5)
+    for name in ("feddst", "prunefl"):
+        config = load(EXPERIMENTS / "paper" / f"{name}.toml")
+        assert (config.method, config.data.set, config.prune.density, config.train.epochs) == (name, "cifar10", 0.2, 5)
+
+
+def test_a_method_s_own_keys_are_known_to_a_process_that_has_just_begun():
+    code = "from foreseed.config import load; print(load(None, ['feddst.every=3']).feddst.every)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "3\n"
 
 
 def test_spreading_costs_no_more_forward_passes():

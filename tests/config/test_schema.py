@@ -148,9 +148,8 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused_by_key(key, bad):
         ({"train.lr": "fast"}, 'train.lr = "fast", expected a number above 0 and at most 1000000000'),
         (
             {"method": "ntk-bafle"},
-            'method = "ntk-bafle", expected one of ntk-baffle, baffle, fedavg, feddst, fedsgd, ntk-fedsgd, ntk-fedavg, '
-            "prunefl; "
-            "did you mean ntk-baffle?",
+            'method = "ntk-bafle", expected one of ntk-baffle, baffle, fedavg, feddst, fedsgd, ntk-fedsgd, '
+            "ntk-fedavg, prunefl; did you mean ntk-baffle?",
         ),
         ({"train.optimiser": "SGD"}, 'train.optimiser = "SGD", expected one of sgd, adam; did you mean sgd?'),
         ({"prune.rescale": "True"}, 'prune.rescale = "True", expected true or false; did you mean true?'),
@@ -191,7 +190,7 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused_by_key(key, bad):
         (
             {"batch": 1},
             "unknown key batch, expected one of preset, method, seed, rounds, eval_every, workers, engine, name, data, "
-            "model, prune, train, fleet, track; did you mean prune.batch or train.batch?",
+            "model, prune, train, fleet, track, feddst, prunefl; did you mean prune.batch or train.batch?",
         ),
     ],
 )

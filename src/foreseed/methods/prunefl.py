@@ -64,7 +64,10 @@ class Settings(Table):
         default=0.3, gt=0, lt=1, description="share of a layer that one reconfiguration may drop: more is bolder"
     )
     half_life: float = Field(
-        default=10_000.0, gt=0, description="rounds in which removable halves: a short one lets the mask settle early"
+        default=10_000.0,
+        gt=0,
+        le=10**9,
+        description="rounds in which removable halves: a short one lets the mask settle early",
     )
     initial_rounds: int = Field(
         default=1000, ge=0, le=2**31, description="of initial pruning, at most: more find a better mask; 0 starts dense"
@@ -80,11 +83,15 @@ class Settings(Table):
         description="of weights: macs counts them, always alike; measured times this machine's engine as a run starts",
     )
     macs_per_second: float = Field(
-        default=1e9, gt=0, description="of a device, for macs: a faster one lets bytes decide; 1e9 is a Raspberry Pi 4"
+        default=1e9,
+        ge=1,
+        le=1e18,
+        description="of a device, for macs: a faster one lets bytes decide; 1e9 is a Raspberry Pi 4",
     )
     bytes_per_second: float = Field(
         default=1.44e6,
-        gt=0,
+        ge=1,
+        le=1e18,
         description="of a device's link: a slower one makes all weights cost alike (authors: 1.44e6)",
     )
     fixed_share: float = Field(
