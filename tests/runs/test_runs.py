@@ -35,7 +35,19 @@ ARMS: dict[str, dict[str, Any]] = {
     "ntk-fedavg": {"method": "ntk-fedavg", "model__name": WITH_BATCH_NORM},
     "zerofl": {"method": "zerofl", "train__ema": 0.5, "zerofl__uplink": "diff-on-top-k"},
     "fedtiny": {"method": "fedtiny", "model__name": WITH_BATCH_NORM, "fedtiny__every": 2, "fedtiny__until": 5},
-}
+    "feddst": {
+        "method": "feddst", "train__ema": 0.5, "train__epochs": 2, "feddst__every": 1, "feddst__ratio": 0.5,
+        "feddst__epoch": 1,
+    },
+    "feddst-compat": {
+        "method": "feddst", "model__name": WITH_BATCH_NORM, "train__epochs": 5, "feddst__every": 1,
+        "feddst__ratio": 0.5, "feddst__decay_end": 5, "feddst__compat": True,
+    },
+    "prunefl": {
+        "method": "prunefl", "train__ema": 0.5, "model__name": WITH_BATCH_NORM, "prunefl__every": 2,
+        "prunefl__initial_rounds": 12,
+    },
+}  # fmt: skip
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -2,10 +2,12 @@
 
 from foreseed.methods import baffle as baffle
 from foreseed.methods import fedavg as fedavg
+from foreseed.methods import feddst as feddst
 from foreseed.methods import fedsgd as fedsgd
 from foreseed.methods import fedtiny as fedtiny
 from foreseed.methods import ntk_baffle as ntk_baffle
 from foreseed.methods import ntk_fedavg as ntk_fedavg
+from foreseed.methods import prunefl as prunefl
 from foreseed.methods import zerofl as zerofl
 from foreseed.methods.protocol import UNSAVED as UNSAVED
 from foreseed.methods.protocol import Devices as Devices

@@ -91,7 +91,7 @@ class LocalTrainer:
 
         For methods whose masks move: values that are not `live` stay 0. `each_step` is shown the gradient of every
         minibatch, of pruned weights too; `each_epoch` an epoch's number from 1, the values, and the gradient of its
-        last minibatch, and may return another mask.
+        last minibatch, and may return another mask, and write into the values before.
         """
         self._check(images, labels, [(0, len(images))])
         gates = self._masks if live is None else self._gates(live)
