@@ -1,4 +1,4 @@
-"""BAFFLE as its authors ran it: minibatches, a clip by the largest coordinate, Adam here or there, an average by epochs."""
+"""BAFFLE as its authors ran it: minibatches, a clip by the largest coordinate, Adam, an average by epochs."""
 
 from __future__ import annotations
 

@@ -129,7 +129,13 @@ def test_a_real_fleet_refuses_it_in_a_line(bars: Path) -> None:
 
 
 def test_bars_are_learnt_by_sums(bars: Path, tmp_path: Path) -> None:
-    changes = KEYS | {"fedkseed.pool": 400, "train__local_steps": 60, "train__lr": 2e-3, "rounds": 15, "engine": "exact"}
+    changes = KEYS | {
+        "fedkseed.pool": 400,
+        "train__local_steps": 60,
+        "train__lr": 2e-3,
+        "rounds": 15,
+        "engine": "exact",
+    }
     summary = run_simulated(small_config(bars, **changes), tmp_path / "run")
     assert summary.final_accuracy > 0.6
     assert summary.memory.note.endswith("the initial values and the pool's sums")

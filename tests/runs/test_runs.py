@@ -36,11 +36,18 @@ ARMS: dict[str, dict[str, Any]] = {
     "lotteryfl": {"method": "lotteryfl", "model__name": WITH_BATCH_NORM, "train__ema": 0.5, "lotteryfl.threshold": 0.0},
     "fedkseed": {"method": "fedkseed", "fedkseed.pool": 40, "train__local_steps": 4, "train__ema": 0.5},
     "batch-level": {
-        "method": "baffle-original", "data__per_round": 6, "train__optimiser": "adam", "train__ema": 0.5,
-        "data__partition": "iid", "train__batch": 10,
+        "method": "baffle-original",
+        "data__per_round": 6,
+        "train__optimiser": "adam",
+        "train__ema": 0.5,
+        "data__partition": "iid",
+        "train__batch": 10,
     },
     "epoch-level": {
-        "method": "baffle-original", "data__per_round": 6, "train__optimiser": "adam", "train__ema": 0.5,
+        "method": "baffle-original",
+        "data__per_round": 6,
+        "train__optimiser": "adam",
+        "train__ema": 0.5,
         "baffle-original.level": "epoch",
     },
 }

@@ -121,7 +121,7 @@ class Model(Table):
     )
     norm: Literal["group", "batch", "none"] = Field(
         default="group",
-        description="of nets with norms: group keeps no statistics, batch (paper) sends them; none: lenet-baffle alone",
+        description="of nets with norms: group keeps no statistics, batch (paper) sends them; none: lenet-baffle",
     )
     init: Literal["kaiming", "torch"] = Field(
         default="kaiming",
@@ -271,7 +271,8 @@ class Train(Table):
         default=1, description="backpropagation: local epochs; more need fewer rounds, but devices drift apart"
     )
     batch: Count = Field(
-        default=32, description="images a step (backpropagation) or a BatchNorm batch: more need more memory"
+        default=32,
+        description="images a step (backpropagation, minibatches) or a BatchNorm batch: more need more memory",
     )
 
     @model_validator(mode="before")

@@ -1,7 +1,7 @@
 """FedKSeed (Qin et al., Federated Full-Parameter Tuning of Billion-Sized Language Models with Communication Cost under
 18 Kilobytes).
 
-    A pool of K directions z_1 .. z_K is fixed for the whole run, so the model is K sums:  w = w0 - sum over j of a_j z_j
+    Directions z_1 .. z_K are fixed for the whole run, so the model is K sums: w = w0 - sum over j of a_j z_j
     for each round: S_t <- a random set of devices; each receives a, and rebuilds w     `rebuilt`
         device k, tau times: j <- any of the pool                                       `client_update`
                              g <- (L(w + sigma z_j) - L(w - sigma z_j)) / (2 sigma) on a minibatch

@@ -1,4 +1,4 @@
-"""Simulated devices that probe minibatches: by finite differences, as a device would, or in the limit of short steps."""
+"""Simulated devices that probe minibatches: by finite differences, as a device would, or in their limit."""
 
 from __future__ import annotations
 
