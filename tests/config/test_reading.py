@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -207,6 +209,12 @@ def test_the_paper_s_experiments_differ_as_the_paper_says():
     for name in ("pruning-cifar10-lenet5", "pruning-cifar100-resnet20"):
         config = load(EXPERIMENTS / "paper" / f"{name}.toml")
         assert (config.method, config.effective_density, config.train.epochs) == ("ntk-fedavg", 0.2, 5)
+
+
+def test_a_method_s_own_table_is_known_to_a_process_that_has_loaded_nothing_else():
+    code = "from foreseed.config import load; print(load('lotteryfl').lotteryfl.share)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("0.2\n", "")
 
 
 def test_spreading_costs_no_more_forward_passes():

@@ -68,7 +68,7 @@ def test_the_weights_that_die_are_those_of_the_authors_code() -> None:
 
 
 def test_weights_are_averaged_as_in_the_authors_code() -> None:
-    """The same file: `average_weights_with_masks` of W and W0 pruned by half, `mix_global_weights` with a model of 7s."""
+    """The same file: `average_weights_with_masks` of W and W0 pruned by half, `mix_global_weights` with 7s."""
     layout = Layout(two_layers())
     w, w0 = np.array(W, np.float32), np.array(W0, np.float32)
     a, b = as_mask("100100110101", "010110"), as_mask("110000110011", "110001")
