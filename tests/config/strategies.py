@@ -58,8 +58,5 @@ def _fitting(settings):
     return settings
 
 
-SETTINGS = {key: _values(key, field) for key, field in fields(Config) if table_of(field) is None}
+SETTINGS = {key: _values(key, field) for key, field in fields(Config) if not table_of(field)}
 configs = st.fixed_dictionaries({}, optional=SETTINGS).map(_fitting).map(Config().with_)
-
-OWN_TABLES = ", ".join(name for name, method in methods().items() if method.settings is not None)
-"""Of the methods that have one, as an error lists them."""

@@ -8,7 +8,7 @@ from foreseed.config import Config, ConfigError, load, methods
 from foreseed.config.errors import fields
 from foreseed.config.schema import DATA_SETS, MODELS, Prune
 from foreseed.engine.errors import ForeseedError
-from tests.config.strategies import OWN_TABLES, configs
+from tests.config.strategies import configs
 
 quick = settings(deadline=None, max_examples=60)
 
@@ -158,7 +158,7 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused_by_key(key, bad):
         (
             {"model.name": "lenet-5"},
             'model.name = "lenet-5", expected one of lenet5, lenet5-wide, resnet20, mobilenetv2-tiny, '
-            "mobilenetv3-small, squeezenet, dscnn, or package.module:factory; "
+            "mobilenetv3-small, squeezenet, dscnn, lenet-baffle, or package.module:factory; "
             "did you mean lenet5?",
         ),
         (
@@ -188,8 +188,8 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused_by_key(key, bad):
         ),
         (
             {"batch": 1},
-            "unknown key batch, expected one of preset, method, seed, rounds, eval_every, workers, engine, name, data, "
-            f"model, prune, train, fleet, track, {OWN_TABLES}; did you mean prune.batch or train.batch?",
+            f"unknown key batch, expected one of {', '.join(Config.model_fields)}; did you mean prune.batch or "
+            "train.batch?",
         ),
     ],
 )

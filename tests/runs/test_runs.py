@@ -36,18 +36,47 @@ ARMS: dict[str, dict[str, Any]] = {
     "zerofl": {"method": "zerofl", "train__ema": 0.5, "zerofl__uplink": "diff-on-top-k"},
     "fedtiny": {"method": "fedtiny", "model__name": WITH_BATCH_NORM, "fedtiny__every": 2, "fedtiny__until": 5},
     "feddst": {
-        "method": "feddst", "train__ema": 0.5, "train__epochs": 2, "feddst__every": 1, "feddst__ratio": 0.5,
+        "method": "feddst",
+        "train__ema": 0.5,
+        "train__epochs": 2,
+        "feddst__every": 1,
+        "feddst__ratio": 0.5,
         "feddst__epoch": 1,
     },
     "feddst-compat": {
-        "method": "feddst", "model__name": WITH_BATCH_NORM, "train__epochs": 5, "feddst__every": 1,
-        "feddst__ratio": 0.5, "feddst__decay_end": 5, "feddst__compat": True,
+        "method": "feddst",
+        "model__name": WITH_BATCH_NORM,
+        "train__epochs": 5,
+        "feddst__every": 1,
+        "feddst__ratio": 0.5,
+        "feddst__decay_end": 5,
+        "feddst__compat": True,
     },
     "prunefl": {
-        "method": "prunefl", "train__ema": 0.5, "model__name": WITH_BATCH_NORM, "prunefl__every": 2,
+        "method": "prunefl",
+        "train__ema": 0.5,
+        "model__name": WITH_BATCH_NORM,
+        "prunefl__every": 2,
         "prunefl__initial_rounds": 12,
     },
-}  # fmt: skip
+    "lotteryfl": {"method": "lotteryfl", "model__name": WITH_BATCH_NORM, "train__ema": 0.5, "lotteryfl.threshold": 0.0},
+    "fedkseed": {"method": "fedkseed", "fedkseed.pool": 40, "train__local_steps": 4, "train__ema": 0.5},
+    "batch-level": {
+        "method": "baffle-original",
+        "data__per_round": 6,
+        "train__optimiser": "adam",
+        "train__ema": 0.5,
+        "data__partition": "iid",
+        "train__batch": 10,
+    },
+    "epoch-level": {
+        "method": "baffle-original",
+        "data__per_round": 6,
+        "train__optimiser": "adam",
+        "train__ema": 0.5,
+        "baffle-original.level": "epoch",
+    },
+}
 
 
 def files(folder: Path) -> dict[str, bytes]:

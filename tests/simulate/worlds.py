@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from foreseed.config import Config, load
-from foreseed.methods import Task, ntk_baffle
+from foreseed.config import Config, load, methods
+from foreseed.methods import Task
 from foreseed.models import build
 from foreseed.prune import apply_mask, foresight, rescale
 from foreseed.simulate import Population, SimulatedDevices, prepare
@@ -38,10 +38,11 @@ def is_portable(config: Config) -> bool:
 
 def learn_a_little(task: Task, population: Population) -> str:
     """The hash of the values after three rounds of real finite differences."""
-    devices, state = SimulatedDevices(task, population), ntk_baffle.init(task)
+    method = methods()[task.config.method]
+    devices, state = SimulatedDevices(task, population), method.init(task)
     try:
         for _ in range(3):
-            ntk_baffle.round(task, devices, state)
+            method.round(task, devices, state)
     finally:
         devices.close()
     return _hash(state.values)

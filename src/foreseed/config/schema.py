@@ -31,7 +31,9 @@ NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=10**9)]
 
 # Written out, since the rooms that hold them import NumPy and PyTorch, which a config does not need.
 DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
-MODELS = ("lenet5", "lenet5-wide", "resnet20", "mobilenetv2-tiny", "mobilenetv3-small", "squeezenet", "dscnn")
+MODELS = (
+    "lenet5", "lenet5-wide", "resnet20", "mobilenetv2-tiny", "mobilenetv3-small", "squeezenet", "dscnn", "lenet-baffle"
+)  # fmt: skip
 
 
 T = TypeVar("T", bound="Table")
@@ -117,9 +119,9 @@ class Model(Table):
         default="hardswish",
         description="lenet5, resnet20: hardswish is smooth, which suits probing by small steps; relu is a bit cheaper",
     )
-    norm: Literal["group", "batch"] = Field(
+    norm: Literal["group", "batch", "none"] = Field(
         default="group",
-        description="of nets with norms: group keeps no statistics; batch is the paper's, its devices send theirs",
+        description="of nets with norms: group keeps no statistics, batch (paper) sends them; none: lenet-baffle",
     )
     init: Literal["kaiming", "torch"] = Field(
         default="kaiming",
@@ -269,7 +271,8 @@ class Train(Table):
         default=1, description="backpropagation: local epochs; more need fewer rounds, but devices drift apart"
     )
     batch: Count = Field(
-        default=32, description="images a step (backpropagation) or a BatchNorm batch: more need more memory"
+        default=32,
+        description="images a step (backpropagation, minibatches) or a BatchNorm batch: more need more memory",
     )
 
     @model_validator(mode="before")

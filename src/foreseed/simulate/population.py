@@ -57,9 +57,13 @@ class Population:
         first, end = int(self.starts[device]), int(self.starts[device + 1])
         return Samples.records(self.records, self.records.shape[1] - 1, first, end - first)
 
+    def rows(self, device: int) -> Bytes:
+        """Its shard: a label byte and the pixels in each row."""
+        return self.records[self.starts[device] : self.starts[device + 1]]
+
     def images(self, device: int) -> tuple[Bytes, Bytes]:
         """The same as arrays: images [N, channels, height, width], and labels."""
-        rows = self.records[self.starts[device] : self.starts[device + 1]]
+        rows = self.rows(device)
         return rows[:, 1:].reshape(len(rows), *self.shape), rows[:, 0]
 
     def digests(self) -> dict[str, str]:
