@@ -21,3 +21,6 @@ from foreseed.prune.saliency import Saliency as Saliency
 from foreseed.prune.saliency import Settings as Settings
 from foreseed.prune.saliency import ntk_ori as ntk_ori
 from foreseed.prune.saliency import ntk_rand as ntk_rand
+from foreseed.prune.sensitivity import grasp as grasp
+from foreseed.prune.sensitivity import snip as snip
+from foreseed.prune.flow import synflow as synflow

@@ -14,12 +14,12 @@ from torch import nn
 
 from foreseed.draws import Draws
 from foreseed.prune.cost import Cost, macs_per_weight
-from foreseed.prune.erk import erk
+from foreseed.prune.layerwise import erk
 from foreseed.prune.errors import PruneError
 from foreseed.prune.masks import Mask, dense_mask, densities, keep_top
 from foreseed.prune.saliency import Scorer, Settings, magnitude, ntk_ori, ntk_rand, uniform
 from foreseed.prune.sensitivity import grasp, snip
-from foreseed.prune.synflow import synflow
+from foreseed.prune.flow import synflow
 
 
 class Pruner(NamedTuple):

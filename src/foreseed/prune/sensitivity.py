@@ -47,7 +47,7 @@ def snip(model: nn.Module, mask: Mask, settings: Settings, iteration: int) -> Sa
 
 
 def grasp(model: nn.Module, mask: Mask, settings: Settings, iteration: int) -> Saliency:
-    """w (Hg), which is high where the gradient's norm needs the weight. GraSP (Wang et al., ICLR 2020, arXiv:2002.07376).
+    """w (Hg): what the gradient's norm owes to a weight. GraSP (Wang et al., ICLR 2020, arXiv:2002.07376).
 
     Without the weight, |g|^2 changes by -2 w (Hg), to first order; the paper prunes where -w (Hg) is highest, so that
     gradients flow on. A device is asked twice: for its gradient, then for its part of Hg, with the sum g of all
