@@ -169,7 +169,7 @@ class Prune(Table):
     )
     cost_power: NotNegative = Field(
         default=0.5,
-        description="cost flops: scores are divided by a weight's MACs to this power; more saves more, and trains worse",
+        description="cost flops: scores are divided by a weight's MACs to this power; more saves more and trains worse",
     )
     rescale: bool = Field(
         default=True,

@@ -58,19 +58,19 @@ class Linearised(TorchFunctionMode):
         if func in _ACTIVATIONS:
             return args[0]
         if func is functional.group_norm:
-            return _scaled(*args, **kwargs, dims=args[0].ndim - 2)
+            return _scaled(args[0].ndim - 2, *args, **kwargs)
         if func is functional.layer_norm:
-            return _scaled(*args, **kwargs)
+            return _scaled(0, *args, **kwargs)
         return func(*args, **kwargs)
 
 
 def _scaled(
+    dims: int,
     images: torch.Tensor,
     _: Any,
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     eps: float = 0.0,
-    dims: int = 0,
 ) -> torch.Tensor:
     """What a norm does beside normalising, where the last `dims` dimensions share a channel's scale and shift."""
     scale, shift = (None if one is None else one.reshape(*one.shape, *[1] * dims) for one in (weight, bias))

@@ -14,12 +14,12 @@ from torch import nn
 
 from foreseed.draws import Draws
 from foreseed.prune.cost import Cost, macs_per_weight
-from foreseed.prune.layerwise import erk
 from foreseed.prune.errors import PruneError
+from foreseed.prune.flow import synflow
+from foreseed.prune.layerwise import erk
 from foreseed.prune.masks import Mask, dense_mask, densities, keep_top
 from foreseed.prune.saliency import Scorer, Settings, magnitude, ntk_ori, ntk_rand, uniform
 from foreseed.prune.sensitivity import grasp, snip
-from foreseed.prune.flow import synflow
 
 
 class Pruner(NamedTuple):
@@ -98,8 +98,8 @@ def foresight(
     backpropagate (see `ntk_ori`). "magnitude", "erk" and "random" look at weights, at shapes, and at nothing. The NTK
     and SynFlow take `iterations` steps, all others one.
 
-    With a `cost_power` p above 0 every score is divided by c^p, where c is how often the weight works for an input (once
-    in a linear layer, once for each place of its map in a convolution): the mask then needs fewer FLOPs.
+    With a `cost_power` p above 0 every score is divided by c^p, where c is how often the weight works for an input
+    (once in a linear layer, once for each place of its map in a convolution): the mask then needs fewer FLOPs.
 
     The other arguments are described at `Settings`. `progress` is called after each iteration. Equal arguments give
     the same mask on every machine; torch's global generator is neither read nor moved.

@@ -20,7 +20,7 @@ _HOW = {
     "exact": "with exact derivatives, which forward passes on a device come close to",
     "backprop": "by backpropagation",
 }
-_CONTROLS = {"random", "magnitude"}
+_CONTROLS = {"random", "magnitude", "erk"}
 """Pruners that show what a better choice of weights is worth."""
 _STEPS = 3
 
