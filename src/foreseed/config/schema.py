@@ -168,7 +168,7 @@ class Prune(Table):
         description="flops: weights of convolutions, which work once a place, need higher scores: fewer FLOPs a pass",
     )
     cost_power: NotNegative = Field(
-        default=0.5,
+        default=0.2,
         description="cost flops: scores are divided by a weight's MACs to this power; more saves more and trains worse",
     )
     rescale: bool = Field(
