@@ -124,7 +124,7 @@ def pruners(
     names: Annotated[
         str, typer.Option("--pruners", help="Which pruners; ntk-rand, ntk-ori and erk can be had too.")
     ] = "synflow,snip,grasp,random,magnitude",
-    densities: Annotated[str, typer.Option(help="Shares of weights to keep.")] = "0.015",
+    densities: Annotated[str, typer.Option(help="Shares of weights to keep.")] = "0.01",
     seeds: Annotated[str, typer.Option(help="Seeds that each figure is the mean of.")] = "0,1,2",
     as_json: Json = False,
 ) -> None:
