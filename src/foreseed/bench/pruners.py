@@ -137,7 +137,8 @@ def _trained(model: nn.Module, mask: Mask, seed: int, epochs: int, train: Exampl
     steps = epochs * -(-len(images) // _BATCH)
     rate = torch.optim.lr_scheduler.OneCycleLR(sgd, _RATE, total_steps=steps)
     for epoch in range(epochs):
-        for batch in torch.from_numpy(Draws(seed, "epoch", epoch).permutation(len(images))).split(_BATCH):
+        order = torch.from_numpy(Draws(seed, "epoch", epoch).permutation(len(images)))
+        for batch in torch.split(order, _BATCH):
             sgd.zero_grad()
             functional.cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             sgd.step()
