@@ -49,6 +49,8 @@ def _fitting(settings):
         ("train.spread", "train.k", base.train.k),
     ):
         settings[key] = min(settings.get(key, 1), settings.get(limit, default))
+    if settings.get("prune.pruner") in ("grasp", "erk", "random"):
+        settings["prune.cost"] = "none"
     if settings.get("train.robust") == "trim":
         settings["train.seeds"] = "shared"
     if settings.get("train.seeds") == "shared":

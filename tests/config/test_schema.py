@@ -54,7 +54,7 @@ def test_the_defaults_are_the_documented_ones():
     }  # fmt: skip
     assert config.prune.model_dump() == {
         "pruner": "ntk-rand", "density": 0.1, "iterations": 50, "redraws": 5, "redraw_weights": True,
-        "batch": 100, "epsilon": 0.01, "rescale": True,
+        "batch": 100, "epsilon": 0.01, "cost": "none", "cost_power": 0.2, "rescale": True,
     }  # fmt: skip
     assert config.train.model_dump() == {
         "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1,
@@ -184,7 +184,7 @@ def test_a_value_out_of_bounds_or_of_another_type_is_refused_by_key(key, bad):
         (
             {"prune.batc": 1},
             "unknown key prune.batc, expected one of pruner, density, iterations, redraws, redraw_weights, batch, "
-            "epsilon, rescale; did you mean prune.batch?",
+            "epsilon, cost, cost_power, rescale; did you mean prune.batch?",
         ),
         (
             {"batch": 1},

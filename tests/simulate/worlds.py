@@ -75,6 +75,7 @@ def _mask_and_values(
         return {"initial values": _weights(model)}
     settings: dict[str, Any] = json.loads(prune)
     del settings["density"]
+    settings["cost_power"] *= settings.pop("cost") == "flops"
     scale = rescale if settings.pop("rescale") else apply_mask
     mask = foresight(model, density, input_shape=SHAPE, seed=seed, **settings).mask
     return {"mask": digest(mask), "initial values": _weights(scale(model, mask))}

@@ -143,9 +143,9 @@ class Model(Table):
 class Prune(Table):
     """The keys of [prune]."""
 
-    pruner: Literal["ntk-rand", "ntk-ori", "random", "magnitude"] = Field(
+    pruner: Literal["ntk-rand", "ntk-ori", "snip", "grasp", "synflow", "magnitude", "erk", "random"] = Field(
         default="ntk-rand",
-        description="ntk-rand needs no data; ntk-ori makes devices backpropagate; random, magnitude are controls",
+        description="ntk-rand, synflow need no data; ntk-ori, snip, grasp make devices backpropagate; others: controls",
     )
     density: float = Field(
         default=0.1,
@@ -165,10 +165,26 @@ class Prune(Table):
     epsilon: Positive = Field(
         default=0.01, description="size of the change that is scored; the ranking hardly depends on it"
     )
+    cost: Literal["none", "flops"] = Field(
+        default="none",
+        description="flops: weights of convolutions, which work once a place, need higher scores: fewer FLOPs a pass",
+    )
+    cost_power: NotNegative = Field(
+        default=0.2,
+        description="cost flops: scores are divided by a weight's MACs to this power; more saves more and trains worse",
+    )
     rescale: bool = Field(
         default=True,
         description="true scales what survives, so that the signal keeps its size, but no model.weights; false: paper",
     )
+
+    @field_validator("cost")
+    @classmethod
+    def _scores_to_weigh(cls, value: str, info: ValidationInfo) -> str:
+        if value != "none" and (pruner := info.data.get("pruner")) in ("grasp", "erk", "random"):
+            why = "whose scores have signs" if pruner == "grasp" else "which has no scores to divide"
+            raise rule(f'"none" with prune.pruner = "{pruner}", {why}')
+        return value
 
 
 class Train(Table):
