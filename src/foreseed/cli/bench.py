@@ -136,7 +136,7 @@ def pruners(
     from foreseed.bench.pruners import bench_pruners, parse_densities, parse_pruners
 
     chosen, shares, numbers = parse_pruners(names), parse_densities(densities), seed_numbers(seeds)
-    with _progress() as progress:
+    with progress_lines() as progress:
         result = bench_pruners(chosen, shares, numbers, progress=progress)
     if as_json:
         print(json.dumps(result))
