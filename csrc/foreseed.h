@@ -79,7 +79,7 @@ typedef struct {
 } fs_program;
 
 /* How to run it. `lanes` images lie side by side in memory, and a batch is ceil(batch / lanes) blocks of
- * them; 0 chooses: 1 for a small batch (lean), 16 otherwise (wide). */
+ * them; 0 chooses: 1 for a batch smaller than a vector (lean), otherwise as many as a vector has (wide). */
 typedef struct {
     uint32_t batch;      /* images in memory at once */
     uint32_t lanes;      /* 0, 1, 2, 4, 8 or 16 */

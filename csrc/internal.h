@@ -15,6 +15,10 @@
 #define FS_DENSE 255
 #define FS_ALIGN 64
 
+#if defined(__x86_64__) || defined(__aarch64__)
+#define FS_VECTORS /* there are inner loops in vectors */
+#endif
+
 enum { FS_CONV = 1, FS_POOL, FS_NORM, FS_ADD, FS_ACT, FS_MUL, FS_CAT, FS_PAD };
 /* FS_LAYER_* of an activation is the bit of its number. */
 enum {
