@@ -396,20 +396,21 @@ static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t c
     const uint32_t all = j->batch->directions, most = most_teams(e, j, 1);
     const int shared = fs_is_wide(e) && is_streamed(e, j);
     crew c = {.group = group};
-    uint32_t taps[TOGETHER], total = 0;
-    while (c.count < most && channel + c.count < end && (!c.count || total + j->row <= e->taps_capacity)) {
-        taps[c.count] = list_taps(e, j, channel + c.count, e->offsets + total, NULL, 0);
-        total += taps[c.count++];
-    }
+    uint32_t total = 0;
+    do {
+        fs_run *r = &c.teams[c.count].run;
+        r->taps = list_taps(e, j, channel + c.count++, e->offsets + total, NULL, 0);
+        total += r->taps;
+    } while (c.count < most && channel + c.count < end && total + j->row <= e->taps_capacity);
     for (uint32_t d = 0; d < all; d += c.results) {
         c.results = shared && d + PART <= all ? PART : 1;
         uint32_t at = 0;
         for (uint32_t m = 0; m < c.results; m++) c.directions[m] = d + m;
-        for (uint32_t i = 0; i < c.count; at += taps[i++]) {
+        for (uint32_t i = 0; i < c.count; at += c.teams[i++].run.taps) {
             team *t = &c.teams[i];
             for (uint32_t m = 0; m < c.results; m++) t->channels[m] = channel + i;
-            set_team(e, j, &c, t, e->offsets + at, taps[i]);
-            t->run.weights = fs_parameters(e, d, j->weights + at, taps[i]);
+            set_team(e, j, &c, t, e->offsets + at, t->run.taps);
+            t->run.weights = fs_parameters(e, d, j->weights + at, t->run.taps);
         }
         if (c.results == PART) {
             for (uint32_t m = 0; m < PART; m++) {

@@ -185,6 +185,8 @@ const fs_isa *fs_find_isa(uint32_t isa);
 extern const fs_isa fs_plain;
 #if defined(__x86_64__)
 extern const fs_isa fs_avx2, fs_avx512;
+#elif defined(__aarch64__)
+extern const fs_isa fs_neon;
 #endif
 
 double fs_exp(double x); /* x <= 0 */

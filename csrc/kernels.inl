@@ -5,6 +5,7 @@
  *     IVEC        a vector of as many 32-bit integers; i_load, i_store, i_set1, i_xor, i_mullo, i_mulhi
  *     REGISTERS   results that stay in registers
  *     TILE1       the most of them that one row is cut into
+ *     v_address   keeps a pointer in a register of its own, where the compiler would compute it for every load
  *
  * Only v_fma fuses; everything else is compiled with contraction off, so that all instruction sets give
  * the same bits. */
@@ -62,13 +63,16 @@ INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) w[m] = v_set1(weight[m]);
 #pragma GCC unroll 2
-        for (int y = 0; y < ROWS; y++)
+        for (int y = 0; y < ROWS; y++) {
+            const float *row = p + y * in_row;
+            v_address(row);
 #pragma GCC unroll 16
             for (int x = 0; x < X; x++) {
-                const VEC v = v_load(p + y * in_row + x * in_step);
+                const VEC v = v_load(row + x * in_step);
 #pragma GCC unroll 4
                 for (int m = 0; m < M; m++) acc[m][y][x] = v_fma(w[m], v, acc[m][y][x]);
             }
+        }
     }
     const uint32_t act = r->act;
     const ptrdiff_t out_step = r->out_step;

@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine, code, memory, prune, simulator, signs, estimate, liars and fleet."""
+"""`foreseed bench`: engine, code, instructions, memory, prune, simulator, signs, estimate, liars and fleet."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def _layers(cases: str | None, seconds: float, as_json: bool) -> None:
     for case in result["cases"]:
         console.print(_layers_table(case))
         console.print(
-            f"A probe of {case['images']} images on one thread takes {case['ms']:.2f} ms, {case['gemm_share']:.2f} of the "
-            f"rate of a matrix product ({case['gemm_gmac_per_s']:.1f} GMAC/s); live weights only.",
+            f"A probe of {case['images']} images on one thread takes {case['ms']:.2f} ms, {case['gemm_share']:.2f} of "
+            f"the rate of a matrix product ({case['gemm_gmac_per_s']:.1f} GMAC/s); live weights only.",
             soft_wrap=True,
             highlight=False,
         )
@@ -100,6 +100,30 @@ def code(as_json: Json = False) -> None:
         soft_wrap=True,
         highlight=False,
     )
+
+
+@app.command()
+def instructions(
+    cases: Annotated[str, typer.Option(help="Which cases, such as lenet5-90,resnet20-90.")] = "lenet5-90,lenet5-dense",
+    as_json: Json = False,
+) -> None:
+    """How many instructions a probe takes on 64-bit ARM, in plain C and with NEON (counted in an emulator).
+
+    Example: foreseed bench instructions --cases lenet5-90
+    """
+    _need_engine()
+    from foreseed.bench.cases import parse_names
+    from foreseed.bench.instructions import bench_instructions
+
+    names = parse_names(cases)
+    with _progress() as progress:
+        result = bench_instructions(names, progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    for row in result["cases"]:
+        shown = ", ".join(f"{name} {count:.3f}" for name, count in row["per_mac"].items())
+        print(f"{row['case']}: instructions for each MAC of live weights: {shown}; NEON takes 1/{row['ratio']:.2f}")
 
 
 @app.command()
