@@ -29,6 +29,9 @@ def engine(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Seconds of timing for each case and number of threads.")] = 10.0,
     threads: Annotated[str | None, typer.Option(help="Numbers of threads; 1,2 if not given.")] = None,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Images of a probe; few make short turns, for a machine that is shared.")
+    ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="Where the engine's own time goes, layer by layer.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +43,7 @@ def engine(
     if layers:
         if threads is not None:
             raise ForeseedError("--layers measures one thread: leave --threads out")
-        _layers(cases, seconds, as_json)
+        _layers(cases, seconds, images, as_json)
         return
     from foreseed.bench.cases import parse_names
     from foreseed.bench.engine import bench_engine
@@ -48,7 +51,7 @@ def engine(
 
     names, numbers = parse_names(cases), parse_threads(threads)
     with _progress() as progress:
-        result = bench_engine(names, seconds, numbers, progress=progress)
+        result = bench_engine(names, seconds, numbers, images, progress)
     if as_json:
         print(json.dumps(result))
         return
@@ -58,13 +61,13 @@ def engine(
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _layers(cases: str | None, seconds: float, as_json: bool) -> None:
+def _layers(cases: str | None, seconds: float, images: int | None, as_json: bool) -> None:
     from foreseed.bench.cases import parse_names
     from foreseed.bench.layers import bench_layers
 
     names = parse_names(cases)
     with _progress() as progress:
-        result = bench_layers(names, seconds, progress=progress)
+        result = bench_layers(names, seconds, images, progress)
     if as_json:
         print(json.dumps(result))
         return
