@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine, code, memory, prune, pruners, simulator, signs, estimate, liars and fleet."""
+"""`foreseed bench`: engine, code, instructions, memory, prune, pruners, simulator, signs, estimate, liars and fleet."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def engine(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Seconds of timing for each case and number of threads.")] = 10.0,
     threads: Annotated[str | None, typer.Option(help="Numbers of threads; 1,2 if not given.")] = None,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Images of a probe; few make short turns, for a machine that is shared.")
+    ] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="Where the engine's own time goes, layer by layer.")] = False,
     as_json: Json = False,
 ) -> None:
     """How fast perturbed copies of a model are probed, beside PyTorch, ONNX Runtime and a matrix product.
@@ -36,13 +40,18 @@ def engine(
     Example: foreseed bench engine --cases lenet5-90 --threads 1
     """
     _need_engine()
+    if layers:
+        if threads is not None:
+            raise ForeseedError("--layers measures one thread: leave --threads out")
+        _layers(cases, seconds, images, as_json)
+        return
     from foreseed.bench.cases import parse_names
     from foreseed.bench.engine import bench_engine
     from foreseed.bench.measure import parse_threads
 
     names, numbers = parse_names(cases), parse_threads(threads)
     with progress_lines() as progress:
-        result = bench_engine(names, seconds, numbers, progress=progress)
+        result = bench_engine(names, seconds, numbers, images, progress)
     if as_json:
         print(json.dumps(result))
         return
@@ -50,6 +59,27 @@ def engine(
     console.print(_engine_table(result))
     for line in _engine_lines(result):
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def _layers(cases: str | None, seconds: float, images: int | None, as_json: bool) -> None:
+    from foreseed.bench.cases import parse_names
+    from foreseed.bench.layers import bench_layers
+
+    names = parse_names(cases)
+    with progress_lines() as progress:
+        result = bench_layers(names, seconds, images, progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = Console()
+    for case in result["cases"]:
+        console.print(_layers_table(case))
+        console.print(
+            f"A probe of {case['images']} images on one thread takes {case['ms']:.2f} ms, {case['gemm_share']:.2f} of "
+            f"the rate of a matrix product ({case['gemm_gmac_per_s']:.1f} GMAC/s); live weights only.",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 @app.command()
@@ -73,6 +103,30 @@ def code(as_json: Json = False) -> None:
         soft_wrap=True,
         highlight=False,
     )
+
+
+@app.command()
+def instructions(
+    cases: Annotated[str, typer.Option(help="Which cases, such as lenet5-90,resnet20-90.")] = "lenet5-90,lenet5-dense",
+    as_json: Json = False,
+) -> None:
+    """How many instructions a probe takes on 64-bit ARM, in plain C and with NEON (counted in an emulator).
+
+    Example: foreseed bench instructions --cases lenet5-90
+    """
+    _need_engine()
+    from foreseed.bench.cases import parse_names
+    from foreseed.bench.instructions import bench_instructions
+
+    names = parse_names(cases)
+    with progress_lines() as progress:
+        result = bench_instructions(names, progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    for row in result["cases"]:
+        shown = ", ".join(f"{name} {count:.3f}" for name, count in row["per_mac"].items())
+        print(f"{row['case']}: instructions for each MAC of live weights: {shown}; NEON takes 1/{row['ratio']:.2f}")
 
 
 @app.command()
@@ -395,6 +449,18 @@ def _engine_table(result: dict[str, Any]) -> Table:
         cells = [_contender_cell(name, row) for name in names]
         limit = f"{row['gemm_gmac_per_s']:.1f}", f"{row['gemm_share']:.2f}"
         table.add_row(row["case"], str(row["threads"]), *cells, *limit)
+    return table
+
+
+def _layers_table(case: dict[str, Any]) -> Table:
+    table = Table("layer", title=f"{case['case']}: where the time of a probe goes")
+    for name in ("ms", "of the time", "million MACs", "GMAC/s", "of GEMM"):
+        table.add_column(name, justify="right")
+    for row in case["rows"]:
+        rate = (
+            (f"{row['macs'] / 1e6:,.1f}", f"{row['gmac_per_s']:.1f}", f"{row['gemm_share']:.2f}") if row["macs"] else ()
+        )
+        table.add_row(row["layer"], f"{row['ms']:.3f}", f"{100 * row['share_of_time']:.1f} %", *rate)
     return table
 
 
