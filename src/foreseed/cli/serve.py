@@ -18,7 +18,11 @@ _EMBEDDED = "embedded"
 def serve(
     words: Words = None,
     broker: Annotated[
-        str, typer.Option(help="mqtts://host[:8883], mqtt://localhost[:1883], or embedded[:port] for a trial.")
+        str,
+        typer.Option(
+            help="mqtts://host[:8883] (several, for a cluster: mqtts://a,b,c), mqtt://localhost[:1883], or "
+            "embedded[:port] for a trial."
+        ),
     ] = _EMBEDDED,
     ca: Annotated[str, typer.Option(help="File of the authority that signed the broker's certificate.")] = "",
     cert: Annotated[str, typer.Option(help="File of the server's own certificate.")] = "",
