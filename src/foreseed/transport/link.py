@@ -1,6 +1,7 @@
 """The link to an MQTT broker, for devices and the server: it keeps itself up. A device loads this module.
 
-MQTT 3.1.1, every message with QoS 1, clean sessions: a connection knows nothing of the one before it.
+MQTT 3.1.1, clean sessions: a connection knows nothing of the one before it. Messages go with QoS 1 to one broker, with
+QoS 0 to a cluster; whoever needs an answer asks again.
 """
 
 from __future__ import annotations
@@ -92,6 +93,11 @@ class Broker:
 
     def __str__(self) -> str:
         return ",".join(map(self.url, self.addresses))
+
+    @property
+    def qos(self) -> int:
+        """The quality of service: 0 in a cluster, whose nodes would have to agree on every message first."""
+        return 0 if len(self.addresses) > 1 else 1
 
     def url(self, address: tuple[str, int]) -> str:
         """One of the addresses, as a user writes it."""
@@ -280,7 +286,7 @@ class Link:
         client = self._client
         if client is None or self._connected_since is None:
             return None
-        return client.publish(topic, payload, qos=1, retain=retain)
+        return client.publish(topic, payload, self._broker.qos, retain)
 
     def stop(self, *last: Publication) -> None:
         """Publish the last messages, if there is a connection, and end it without the will."""
@@ -371,7 +377,7 @@ class Link:
         if self._broker.user:
             client.username_pw_set(self._broker.user, self._broker.password)
         if self._will is not None:
-            client.will_set(*self._will, qos=1, retain=True)
+            client.will_set(*self._will, self._broker.qos, retain=True)
         client.on_connect, client.on_subscribe, client.on_log = self._on_connect, self._on_subscribe, self._on_log
         client.on_socket_open, client.on_socket_close = self._on_socket_open, self._on_socket_close
         for topic in self._subscriptions:
@@ -390,7 +396,7 @@ class Link:
         elif reason.is_failure:
             self._refusal = f"it refused the connection ({reason})"
         elif self._subscriptions:
-            client.subscribe([(topic, 1) for topic in self._subscriptions])
+            client.subscribe([(topic, self._broker.qos) for topic in self._subscriptions])
         else:
             self._set_connected()
 
