@@ -1,6 +1,7 @@
-"""A fleet of real processes, killed at random moments: the server, devices and the broker.
+"""A fleet of real processes, killed at random moments: the server, devices, the broker, a node of a cluster.
 
     python -m tests.fleet.kills --trials 50 --seed 1
+    python -m tests.fleet.kills --trials 30 --seed 1 --cluster
 
 Every trial is a run of its own that must end with the simulator's weights, to the bit.
 """
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
@@ -26,6 +28,7 @@ from foreseed.config import Config
 from foreseed.data import load, load_held_out, shard_name, write_shards
 from foreseed.fleet.devices import FleetDevices
 from foreseed.fleet.local import Mosquitto
+from foreseed.fleet.local_nats import NatsCluster
 from foreseed.methods import Task, make_task
 from foreseed.runs import run
 from foreseed.simulate import run_simulated
@@ -107,17 +110,26 @@ class Devices:
 class RealFleet:
     """A broker, a server and its devices, each in a process of its own that can be killed and started again."""
 
-    def __init__(self, config: Config, folder: Path, shards: Path, kind: type[FleetDevices] = FleetDevices) -> None:
-        self.config, self.folder = config, folder
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        shards: Path,
+        kind: type[FleetDevices] = FleetDevices,
+        cluster: NatsCluster | None = None,
+    ) -> None:
+        """`cluster` is the caller's; without it there is a mosquitto."""
+        self.config, self.folder, self.cluster = config, folder, cluster
         folder.mkdir(parents=True)
-        self.broker = Mosquitto.plain()
+        self.broker = Mosquitto.plain() if cluster is None else None
+        self.url = self.broker.url if cluster is None else cluster.urls
         self.start_server(kind)
-        self.devices = Devices(self.broker.url, config.data.devices, folder, shards)
+        self.devices = Devices(self.url, config.data.devices, folder, shards)
 
     def start_server(self, kind: type[FleetDevices] = FleetDevices) -> None:
         """Start the run, or go on with it."""
         self.server: BaseProcess = _PROCESSES.Process(
-            target=_serve, args=(self.config, self.folder, self.broker.url, kind)
+            target=_serve, args=(self.config, self.folder, self.url, kind)
         )
         self.server.start()
 
@@ -128,17 +140,19 @@ class RealFleet:
         return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
     def kill(self, victim: str, number: int, pause: float) -> None:
-        """Kill -9 the server, the broker, or a device, and start it again after a pause."""
+        """Kill -9 the server, the broker, one of its nodes, or a device, and start it again after a pause."""
         if victim == "server":
             self.server.kill()
             self.server.join()
             time.sleep(pause)
             self.server.close()
             self.start_server()
-        elif victim == "broker":
-            self.broker.kill()
+        elif victim in ("broker", "node"):
+            killed = self.broker if self.cluster is None else self.cluster.nodes[number % len(self.cluster.nodes)]
+            assert killed is not None
+            killed.kill()
             time.sleep(pause)
-            self.broker.start()
+            killed.start()
         else:
             self.devices.kill(number)
             time.sleep(pause)
@@ -153,7 +167,8 @@ class RealFleet:
         self.server.kill()
         self.server.join()
         self.devices.close()
-        self.broker.close()
+        if self.broker is not None:
+            self.broker.close()
 
     def __enter__(self) -> RealFleet:
         return self
@@ -162,10 +177,12 @@ class RealFleet:
         self.close()
 
 
-def trial(config: Config, folder: Path, shards: Path, random: Random, kills: int) -> tuple[bytes, list[str]]:
+def trial(
+    config: Config, folder: Path, shards: Path, random: Random, kills: int, cluster: NatsCluster | None = None
+) -> tuple[bytes, list[str]]:
     """One run with so many kills; returns the model that it ended with, and who was killed."""
     killed = []
-    with RealFleet(config, folder, shards) as fleet:
+    with RealFleet(config, folder, shards, cluster=cluster) as fleet:
         for after in sorted(random.randrange(config.rounds) for _ in range(kills)):
             end = time.monotonic() + _PATIENCE
             while fleet.rounds < after and fleet.server.is_alive():
@@ -174,7 +191,7 @@ def trial(config: Config, folder: Path, shards: Path, random: Random, kills: int
             time.sleep(random.uniform(0, 0.05))
             if not fleet.server.is_alive():
                 break
-            killed.append(random.choice(["server", "broker", "device"]))
+            killed.append(random.choice(["server", "broker" if cluster is None else "node", "device"]))
             fleet.kill(killed[-1], random.randrange(config.data.devices), random.uniform(0, 0.3))
         fleet.finish()
     return (folder / "run" / "model.fsp").read_bytes(), killed
@@ -206,17 +223,22 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--kills", type=int, default=1, help="kills in a trial")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cluster", action="store_true", help="three nodes of NATS instead of a mosquitto")
     options = parser.parse_args()
     random, killed, equal = Random(options.seed), Counter[str](), 0
     leave_out_the_slow(setattr)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
+        cluster = stack.enter_context(NatsCluster.plain()) if options.cluster else None
         config = fleet_config(write_bars(folder / "bars.npz"))
         world = make_world(config)
         write_shards(load(config.data.set), world.population.partition, folder / "shards")
         expected = simulated(config, folder / "simulated", world)
         for number in range(options.trials):
-            model, victims = trial(config, folder / f"trial-{number}", folder / "shards", random, options.kills)
+            target = folder / f"trial-{number}"
+            model, victims = trial(config, target, folder / "shards", random, options.kills, cluster)
+            if cluster is not None:
+                cluster.wait()
             killed.update(victims)
             same = model == expected
             equal += same

@@ -183,7 +183,7 @@ def test_newest_process_of_a_name_wins_and_the_old_one_is_sent_away() -> None:
     assert welcome.instance == instance_of(old.name, 1)
     # Nothing from the old one counts any more, not even its farewell.
     assert stage.answer(old) == []
-    assert stage.leave(old.name) == []
+    assert orders(stage.leave(old.name)) == []
     assert stage.state(old.name) == "joining"
     assert stage.conductor.refused == {"wrong instance": 1}
     assert stage.coordinator.replies == ()
@@ -396,7 +396,7 @@ def test_devices_of_another_version_are_counted_and_named(monkeypatch: pytest.Mo
 def test_order_goes_out_once_and_again_only_to_who_is_ready_again() -> None:
     stage, sent = full()
     assert len(sent) == 3
-    assert stage.wait(1) == []
+    assert orders(stage.wait(1)) == []
     assert stage.say(sent[0].name, Ready(RUN, NOTHING_HELD, 20)) == [sent[0]]
     stage.answer(sent[0])
     assert stage.say(sent[0].name, Ready(RUN, NOTHING_HELD, 20)) == []
@@ -445,5 +445,5 @@ def test_device_that_comes_back_has_to_say_ready_before_it_is_asked() -> None:
     assert stage.conductor.presence("a", encode(back), stage.now) == []
     assert stage.state("a") == "joining"
     stage.open()
-    assert stage.wait(1000) == []
+    assert orders(stage.wait(1000)) == []
     assert asked(stage.say("a", Ready(RUN, 0, 20))) == {"a"}

@@ -155,6 +155,7 @@ class FleetDevices:
             self._check_silence(coordinator)
             if time.monotonic() > word_due:
                 self._say(conductor.waiting_for(time.monotonic()))
+                self._announce(conductor)
                 word_due, wait = time.monotonic() + wait, 2 * wait
         if conductor.late:
             self._report_late(coordinator)
@@ -245,6 +246,11 @@ class FleetDevices:
     def work(self) -> list[Publication]:
         assert self._conductor is not None
         return self._publications(self._conductor.tick(time.monotonic()))
+
+    def _announce(self, conductor: Conductor) -> None:
+        """Say again who serves: in a cluster, a device may have missed it although its own node lives."""
+        assert self._link is not None
+        self._link.publish(ALL, encode(conductor.announce), True)
 
     def _check_announcement(self, payload: bytes) -> None:
         """Our own announcement comes back; that of another server means trouble."""

@@ -1,7 +1,7 @@
 """The link to an MQTT broker, for devices and the server: it keeps itself up. A device loads this module.
 
-MQTT 3.1.1, clean sessions: a connection knows nothing of the one before it. Messages go with QoS 1 to one broker, with
-QoS 0 to a cluster; whoever needs an answer asks again.
+MQTT 3.1.1, clean sessions: a connection knows nothing of the one before it. Messages go with QoS 1; to a cluster, those
+that are not retained with QoS 0.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Broker:
 
     @property
     def qos(self) -> int:
-        """The quality of service: 0 in a cluster, whose nodes would have to agree on every message first."""
+        """Of messages that are not retained: 0 in a cluster, whose nodes would have to agree on each of them first."""
         return 0 if len(self.addresses) > 1 else 1
 
     def url(self, address: tuple[str, int]) -> str:
@@ -286,7 +286,7 @@ class Link:
         client = self._client
         if client is None or self._connected_since is None:
             return None
-        return client.publish(topic, payload, self._broker.qos, retain)
+        return client.publish(topic, payload, 1 if retain else self._broker.qos, retain)
 
     def stop(self, *last: Publication) -> None:
         """Publish the last messages, if there is a connection, and end it without the will."""
@@ -377,7 +377,7 @@ class Link:
         if self._broker.user:
             client.username_pw_set(self._broker.user, self._broker.password)
         if self._will is not None:
-            client.will_set(*self._will, self._broker.qos, retain=True)
+            client.will_set(*self._will, qos=1, retain=True)
         client.on_connect, client.on_subscribe, client.on_log = self._on_connect, self._on_subscribe, self._on_log
         client.on_socket_open, client.on_socket_close = self._on_socket_open, self._on_socket_close
         for topic in self._subscriptions:
