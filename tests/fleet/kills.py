@@ -2,6 +2,7 @@
 
     python -m tests.fleet.kills --trials 50 --seed 1
     python -m tests.fleet.kills --trials 30 --seed 1 --cluster
+    python -m tests.fleet.kills --trials 30 --seed 1 --standby
 
 Every trial is a run of its own that must end with the simulator's weights, to the bit.
 """
@@ -26,17 +27,20 @@ from typing import Any
 
 from foreseed.config import Config
 from foreseed.data import load, load_held_out, shard_name, write_shards
+from foreseed.engine import ForeseedError
 from foreseed.fleet.devices import FleetDevices
 from foreseed.fleet.local import Mosquitto
 from foreseed.fleet.local_nats import NatsCluster
 from foreseed.methods import Task, make_task
-from foreseed.runs import run
+from foreseed.runs import Lease, run
 from foreseed.simulate import run_simulated
 from foreseed.transport.link import broker
 from tests.simulate.small import World, leave_out_the_slow, make_world, small_config, write_bars
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["foreseed.fleet.devices"])
+_SILENCE = 2.0
+"""Seconds after which a server that is paused is taken for lost."""
 _PATIENCE = 120.0
 """Seconds until a trial counts as stuck; a quiet one takes a few."""
 
@@ -127,9 +131,9 @@ class RealFleet:
         self.devices = Devices(self.url, config.data.devices, folder, shards)
 
     def start_server(self, kind: type[FleetDevices] = FleetDevices) -> None:
-        """Start the run, or go on with it."""
+        """Start the run, or go on with it; while another server lives, stand by."""
         self.server: BaseProcess = _PROCESSES.Process(
-            target=_serve, args=(self.config, self.folder, self.url, kind)
+            target=_serve, args=(self.config, self.folder, self.url, kind, _SILENCE)
         )
         self.server.start()
 
@@ -138,6 +142,18 @@ class RealFleet:
         """Rounds that are on the server's disk."""
         metrics = self.folder / "run" / "metrics.jsonl"
         return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    @property
+    def log(self) -> str:
+        """What the servers said."""
+        return (self.folder / "server.log").read_text()
+
+    def wait_for(self, rounds: int) -> None:
+        """Until so many are on the disk, or the run is over."""
+        end = time.monotonic() + _PATIENCE
+        while self.rounds < rounds and self.server.is_alive():
+            assert time.monotonic() < end, f"stuck at round {self.rounds}"
+            time.sleep(0.001)
 
     def kill(self, victim: str, number: int, pause: float) -> None:
         """Kill -9 the server, the broker, one of its nodes, or a device, and start it again after a pause."""
@@ -184,10 +200,7 @@ def trial(
     killed = []
     with RealFleet(config, folder, shards, cluster=cluster) as fleet:
         for after in sorted(random.randrange(config.rounds) for _ in range(kills)):
-            end = time.monotonic() + _PATIENCE
-            while fleet.rounds < after and fleet.server.is_alive():
-                assert time.monotonic() < end, f"stuck at round {fleet.rounds}"
-                time.sleep(0.001)
+            fleet.wait_for(after)
             time.sleep(random.uniform(0, 0.05))
             if not fleet.server.is_alive():
                 break
@@ -197,13 +210,39 @@ def trial(
     return (folder / "run" / "model.fsp").read_bytes(), killed
 
 
+def takeover(config: Config, folder: Path, shards: Path, random: Random, how: str) -> bytes:
+    """One run with two servers, of which the first is killed or paused; returns the model that it ended with.
+
+    One that was paused wakes up again at some moment after the second has begun to serve.
+    """
+    with RealFleet(config, folder, shards) as fleet:
+        fleet.wait_for(1)
+        first, lost_at = fleet.server, random.randrange(1, config.rounds // 2)
+        assert first.pid is not None
+        fleet.start_server()
+        try:
+            fleet.wait_for(lost_at)
+            time.sleep(random.uniform(0, 0.05))
+            os.kill(first.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+            fleet.wait_for(random.randrange(fleet.rounds + 1, config.rounds))
+            if how == "paused":
+                os.kill(first.pid, signal.SIGCONT)
+            fleet.finish()
+            first.join(_PATIENCE)
+            assert first.exitcode == (-signal.SIGKILL if how == "killed" else 1)
+            assert ("another server has taken this run over" in fleet.log) == (how == "paused")
+        finally:
+            first.kill()
+    return (folder / "run" / "model.fsp").read_bytes()
+
+
 def simulated(config: Config, folder: Path, world: World) -> bytes:
     """The model that the simulator ends with."""
     run_simulated(config, folder, prepared=world)
     return (folder / "model.fsp").read_bytes()
 
 
-def _serve(config: Config, folder: Path, url: str, kind: type[FleetDevices]) -> None:
+def _serve(config: Config, folder: Path, url: str, kind: type[FleetDevices], silence: float) -> None:
     leave_out_the_slow(setattr)
     target, log = folder / "run", folder / "server.log"
     with open(log, "a") as file:
@@ -211,9 +250,15 @@ def _serve(config: Config, folder: Path, url: str, kind: type[FleetDevices]) -> 
 
         def task_and_devices(config: Config) -> tuple[Task, FleetDevices]:
             task = make_task(config, load_held_out(config.data.set))
-            return task, kind(task, target, broker(url), lambda line: print(line, file=file))
+            return task, kind(task, target, broker(url), lambda line: print(line, file=file, flush=True), lease)
 
-        run(config, target, task_and_devices, resume=(target / "config.toml").exists())
+        lease = Lease(target, standby=True, silence=silence)
+        try:
+            run(config, target, task_and_devices, resume=(target / "config.toml").exists(), lease=lease)
+        except ForeseedError as error:
+            print(error, file=file)
+            sys.stderr = sys.__stderr__
+            sys.exit(1)
 
 
 def main() -> None:
@@ -223,6 +268,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--kills", type=int, default=1, help="kills in a trial")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--standby", action="store_true", help="two servers, of which one is killed or paused")
     parser.add_argument("--cluster", action="store_true", help="three nodes of NATS instead of a mosquitto")
     options = parser.parse_args()
     random, killed, equal = Random(options.seed), Counter[str](), 0
@@ -236,7 +282,11 @@ def main() -> None:
         expected = simulated(config, folder / "simulated", world)
         for number in range(options.trials):
             target = folder / f"trial-{number}"
-            model, victims = trial(config, target, folder / "shards", random, options.kills, cluster)
+            if options.standby:
+                victims = [random.choice(["killed", "paused"])]
+                model = takeover(config, target, folder / "shards", random, victims[0])
+            else:
+                model, victims = trial(config, target, folder / "shards", random, options.kills, cluster)
             if cluster is not None:
                 cluster.wait()
             killed.update(victims)

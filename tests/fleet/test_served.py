@@ -23,7 +23,7 @@ from foreseed.fleet.devices import FleetDevices, check
 from foreseed.fleet.experiment import run_served
 from foreseed.methods import ntk_baffle
 from foreseed.report import write_report
-from foreseed.runs import Progress, RunError, Summary
+from foreseed.runs import Lease, Progress, RunError, Summary
 from foreseed.simulate import read_example, run_simulated
 from foreseed.transport import topics
 from foreseed.transport.link import Link, broker
@@ -125,7 +125,7 @@ def test_devices_of_another_version_are_told_ever_more_rarely(
     config: Config, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    devices = FleetDevices(world.task, tmp_path, broker("mqtt://localhost"), said.append)
+    devices = FleetDevices(world.task, tmp_path, broker("mqtt://localhost"), said.append, Lease(tmp_path))
     monkeypatch.setattr(devices._loop, "connect", lambda *_, **__: None)
     devices._start(ntk_baffle.init(world.task).coordinator)
     old = cbor2.dumps([1, *cbor2.loads(encode(Join(ANY_NUMBER)))[1:]])
