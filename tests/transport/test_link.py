@@ -607,7 +607,8 @@ def test_urls_of_brokers_are_understood(url, host, port):
     [
         "", "broker", "localhost:1883", "http://localhost", "mqtts://", "mqtts:///x", "mqtts://host/path", "mqtts://:88",
         "mqtts://host:", "mqtts://host:0", "mqtts://host:65536", "mqtts://host:x", "mqtts://host:-1", "mqtts://host?x",
-        "a,b", "a,mqtts://b", "mqtts://a,", ",mqtts://a", "mqtts://a,,b", "mqtts://a,http://b", "mqtts://::1", "mqtts://[host]", "mqtts://[::1", "mqtts://höst", "mqtts://a b", "mqtts://host#x", "mqtts://host:²",
+        "a,b", "a,mqtts://b", "mqtts://a,", ",mqtts://a", "mqtts://a,,b", "mqtts://a,http://b",
+        "mqtts://::1", "mqtts://[host]", "mqtts://[::1", "mqtts://höst", "mqtts://a b", "mqtts://host#x", "mqtts://host:²",
     ],
 )  # fmt: skip
 def test_other_urls_are_refused(url):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         def check(self) -> None:
             """Raise if the right is lost."""
 
+
 PARTIAL = ".partial"
 """How the name of a file ends while it is being written: the same each time, so that kills leave one at most."""
 

@@ -33,7 +33,7 @@ def run_served(
     """Run a config on the devices that a broker reaches; `look` is shown who is there, again and again.
 
     `names` are those that are enrolled, with their numbers: nobody else takes part then.
-    `at` and `changes` are those of `foreseed.runs.run`. The `lease` is one of this folder, if it is not to be the usual.
+    `at` and `changes` are those of `foreseed.runs.run`. The `lease` is one of this folder.
     """
     held = Lease(folder) if lease is None else lease
 

@@ -52,6 +52,11 @@ class LocalBroker:
         return config
 
     @property
+    def port(self) -> int:
+        """The port of a plain broker; the port for client certificates of a secure one."""
+        return self.ports[0]
+
+    @property
     def pid(self) -> int:
         """The broker's process."""
         assert self._process is not None
@@ -132,11 +137,6 @@ class Mosquitto(LocalBroker):
             if changed != 1:
                 raise LocalBrokerError(f"{keys_folder}/mosquitto.conf: expected one listener on port {shipped}")
         return Mosquitto(config, ports)
-
-    @property
-    def port(self) -> int:
-        """The port of a plain broker; the port for client certificates of a secure one."""
-        return self.ports[0]
 
     @property
     def password_port(self) -> int:

@@ -26,7 +26,7 @@ class NatsNode(LocalBroker):
     program = "nats-server"
 
     def __init__(self, config: str, host: str, ports: list[int], keys: Path | None) -> None:
-        """`ports` are for MQTT, NATS, other nodes (of a cluster) and questions; `keys` the folder of its certificates."""
+        """`ports` are for MQTT, NATS, other nodes (in a cluster) and questions; `keys` its certificates."""
         for shipped, port in zip(_SHIPPED_PORTS, ports, strict=False):
             config = re.sub(rf"\b{shipped}\b", str(port), config)
         config = config.replace("host: 0.0.0.0", f"host: {host}").replace("host: 127.0.0.1", f"host: {host}")
@@ -45,12 +45,22 @@ class NatsNode(LocalBroker):
     @property
     def is_healthy(self) -> bool:
         """Whether it agrees with the other nodes on what is retained."""
-        connection = HTTPConnection(self.host, self.ports[-1], timeout=5.0)
         try:
-            connection.request("GET", "/healthz")
-            return connection.getresponse().status == 200
+            return self._ask("/healthz")[0] == 200
         except OSError:
             return False
+
+    @property
+    def connections(self) -> str:
+        """Who is connected, as the node tells it."""
+        return self._ask("/connz")[1].decode()
+
+    def _ask(self, path: str) -> tuple[int, bytes]:
+        connection = HTTPConnection(self.host, self.ports[-1], timeout=5.0)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
         finally:
             connection.close()
 

@@ -26,18 +26,18 @@ def is_cluster(hosts: Sequence[str]) -> bool:
 def configurations(hosts: Sequence[str], password: str) -> dict[str, str]:
     """The files of a broker's nodes: one node alone, or one for each host, who know each other by a password."""
     shipped = resources.files("foreseed") / "deploy" / "nats"
-    node = (shipped / "foreseed.conf").read_text()
+    node, cluster = ((shipped / name).read_text() for name in ("foreseed.conf", "cluster.conf"))
     if not is_cluster(hosts):
-        return {"foreseed.conf": node}
-    route = next(line for line in _cluster().splitlines(True) if "nats-route://" in line)
+        return {"foreseed.conf": _named(node, hosts[0])}
+    route = next(line for line in cluster.splitlines(True) if "nats-route://" in line)
     routes = "".join(route.replace(_HOST, f"[{host}]" if ":" in host else host) for host in hosts)
-    cluster = _cluster().replace(route, routes).replace("PASSWORD", password)
+    cluster = cluster.replace(route, routes).replace("PASSWORD", password)
     node = node.replace("stream_replicas: 1", f"stream_replicas: {_NODES}")
-    return {f"{_file_name(host)}.conf": node + cluster.replace(f'"{_HOST}"', f'"{host}"') for host in hosts}
+    return {f"{_file_name(host)}.conf": _named(node, host) + cluster for host in hosts}
 
 
-def _cluster() -> str:
-    return (resources.files("foreseed") / "deploy" / "nats" / "cluster.conf").read_text()
+def _named(node: str, host: str) -> str:
+    return node.replace(f'server_name: "{_HOST}"', f'server_name: "{host}"')
 
 
 def _file_name(host: str) -> str:
@@ -68,7 +68,7 @@ def server_line(name: str) -> str:
 
 
 def _line(name: str, publish: list[str], subscribe: list[str]) -> str:
-    # MQTT alone: over NATS's own protocol, $MQTT.sub.>, which a subscription of MQTT's needs, would be others' messages.
+    # MQTT alone: in NATS's own protocol, $MQTT.sub.>, which MQTT's subscriptions need, would give others' messages.
     permissions: Mapping[str, list[str]] = {"publish": publish, "subscribe": [*subscribe, "$MQTT.sub.>"]}
     user = {"user": f"CN={name}", "allowed_connection_types": ["MQTT"], "permissions": permissions}
     return f"    {json.dumps(user)}"

@@ -77,6 +77,8 @@ class RunFolder:
                         if self.lease is not None:
                             self.lease.remove()
         except OSError as error:
+            if self.lease is not None:
+                self.lease.check()  # a file that is gone, since another server has taken over
             raise RunError(
                 f"{error.filename or self.path}: {error.strerror or error}; put that right, then go on with --resume"
             ) from None

@@ -4,10 +4,10 @@ A lease is a file in the folder, `.lease-LINEAGE-NUMBER`. Its holder writes into
 it has not changed for a while takes the next number, and removes the file. So a holder that was only paused, and wakes
 up, finds its file gone before it changes anything. The number is the fencing number that devices see.
 
-What is assumed of the disk: a file can be created by one only (O_EXCL), and a file that was opened after another machine
-has written or removed it is as that machine left it (NFS promises both). No two clocks are compared: silence is measured
-by the clock of the one who waits. Locks (flock) are only used between processes of one machine, to see at once that a
-holder there is dead.
+What is assumed of the disk: a file can be created by one only (O_EXCL), and a file that is opened after another machine
+has written or removed it is as that machine left it (NFS promises both). No two clocks are compared: silence is
+measured by the clock of the one who waits. Locks (flock) count between processes of one machine only, to see at once
+that a holder there is dead.
 """
 
 from __future__ import annotations

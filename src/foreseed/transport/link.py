@@ -117,9 +117,10 @@ def broker(
 ) -> Broker:
     """The broker at a URL such as mqtts://host:8883, with all checked that can be checked before connecting.
 
-    The nodes of a cluster are several URLs with commas between; one without a scheme has the first one's. `ca` is the file of the only authority to trust (the system's are taken without it, at the cost of some memory),
-    `cert` and `key` show who one is, or `user` and `password_file`. `insecure` allows mqtt://, which is without
-    encryption, to a host other than this one.
+    The nodes of a cluster are several URLs with commas between; one without a scheme has the first one's. `ca` is the
+    file of the only authority to trust (the system's are taken without it, at the cost of some memory), `cert` and
+    `key` show who one is, or `user` and `password_file`. `insecure` allows mqtt://, which is without encryption, to a
+    host other than this one.
     """
     addresses, tls = _addresses(urls)
     if not tls and not insecure and not all(_is_loopback(host) for host, _ in addresses):
@@ -249,8 +250,8 @@ class Link:
         `received(topic, payload)` gets the messages of the `subscriptions`. `connected()` follows each connection,
         once the broker has acknowledged the subscriptions. `failed(error)` ends the link: the broker, each node of it,
         refused us before it ever let us in (afterwards it may be its own mistake, and the link waits). `say(line)`
-        tells a user about troubles and their end, one line for each. The `will` (topic, payload) is retained; the broker publishes it if
-        this process vanishes.
+        tells a user about troubles and their end, one line for each. The `will` (topic, payload) is retained; the
+        broker publishes it if this process vanishes.
         """
         self._broker, self._client_id, self._subscriptions, self._will = broker, client_id, subscriptions, will
         self._received, self._connected, self._failed, self._say = received, connected, failed, say
@@ -324,7 +325,9 @@ class Link:
         while not self._stopping.is_set():
             self._troubles, refused = [], []
             # The one that was lost comes last.
-            for self._address in sorted(self._broker.addresses, key=lambda one: (one == self._address, os.urandom(4))):
+            lost = self._address
+            for address in sorted(self._broker.addresses, key=lambda one: (one == lost, os.urandom(4))):
+                self._address = address
                 reason, lasted = self._connect_once()
                 self._troubles.append(f"{self._broker.url(self._address)}: {reason}")
                 refused.append(self._is_refused)
