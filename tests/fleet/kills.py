@@ -26,12 +26,14 @@ from random import Random
 from typing import Any
 
 from foreseed.config import Config
+from foreseed.coordinator import Coordinator
 from foreseed.data import load, load_held_out, shard_name, write_shards
-from foreseed.engine import ForeseedError
+from foreseed.engine import ForeseedError, Program
 from foreseed.fleet.devices import FleetDevices
 from foreseed.fleet.local import Mosquitto
 from foreseed.fleet.local_nats import NatsCluster
 from foreseed.methods import Task, make_task
+from foreseed.methods.protocol import Traffic
 from foreseed.runs import Lease, run
 from foreseed.simulate import run_simulated
 from foreseed.transport.link import broker
@@ -57,6 +59,14 @@ class KilledAtTheEnd(FleetDevices):
     def costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         os.kill(os.getpid(), signal.SIGKILL)
         return super().costs(rows)
+
+
+class Unhurried(FleetDevices):
+    """A server whose rounds take long enough to be lost in the middle of a run, however busy the machine is."""
+
+    def ask(self, coordinator: Coordinator, program: Program) -> Traffic:
+        time.sleep(0.15)
+        return super().ask(coordinator, program)
 
 
 class Devices:
@@ -215,22 +225,22 @@ def takeover(config: Config, folder: Path, shards: Path, random: Random, how: st
 
     One that was paused wakes up again at some moment after the second has begun to serve.
     """
-    with RealFleet(config, folder, shards) as fleet:
+    with RealFleet(config, folder, shards, Unhurried) as fleet:
         fleet.wait_for(1)
-        first, lost_at = fleet.server, random.randrange(1, config.rounds // 3)
+        first, lost_at = fleet.server, random.randrange(1, config.rounds // 2)
         assert first.pid is not None
-        fleet.start_server()
+        fleet.start_server(Unhurried)
         try:
             fleet.wait_for(lost_at)
-            time.sleep(random.uniform(0, 0.05))
-            assert first.is_alive(), fleet.log
+            time.sleep(random.uniform(0, 0.2))
+            assert fleet.rounds < config.rounds
             os.kill(first.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
             fleet.wait_for(random.randrange(fleet.rounds + 1, config.rounds))
             if how == "paused":
                 os.kill(first.pid, signal.SIGCONT)
             fleet.finish()
             first.join(_PATIENCE)
-            assert first.exitcode == (-signal.SIGKILL if how == "killed" else 1)
+            assert first.exitcode == (-signal.SIGKILL if how == "killed" else 1), (first.exitcode, fleet.log)
             assert how == "killed" or "another server has taken this run over" in fleet.log, fleet.log
         finally:
             first.kill()
@@ -277,7 +287,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         cluster = stack.enter_context(NatsCluster.plain()) if options.cluster else None
-        config = fleet_config(write_bars(folder / "bars.npz"), rounds=60 if options.standby else 20)
+        config = fleet_config(write_bars(folder / "bars.npz"))
         world = make_world(config)
         write_shards(load(config.data.set), world.population.partition, folder / "shards")
         expected = simulated(config, folder / "simulated", world)

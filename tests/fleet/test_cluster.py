@@ -67,10 +67,8 @@ def test_a_run_whose_nodes_are_killed_and_restarted_ends_as_simulated(
 
 @pytest.mark.parametrize("how", ["killed", "paused"])
 def test_a_server_that_stands_by_takes_over_and_one_that_wakes_up_changes_nothing(
-    bars: Path, world: World, shards: Path, tmp_path: Path, how: str
+    config: Config, shards: Path, expected: bytes, tmp_path: Path, how: str
 ) -> None:
-    config = fleet_config(bars, rounds=60)
-    model = takeover(config, tmp_path / "fleet", shards, Random(1), how)
-    assert model == simulated(config, tmp_path / "simulated", world.changed(rounds=60))
+    assert takeover(config, tmp_path / "fleet", shards, Random(1), how) == expected
     rows = rows_so_far(tmp_path / "fleet" / "run")
     assert [row.round for row in rows] == list(range(1, config.rounds + 1))
