@@ -322,6 +322,7 @@ def fleet(
     per_round: Annotated[int, typer.Option(min=1, help="Devices asked in a round.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to run.")] = 20,
     light: Annotated[bool, typer.Option(help="Hundreds of devices in a process, without TLS.")] = False,
+    cluster: Annotated[bool, typer.Option(help="Once with one mosquitto, then with three nodes of NATS.")] = False,
     as_json: Json = False,
 ) -> None:
     """Bytes on the wire, memory of device processes, and time of a round beyond its computing.
@@ -332,18 +333,30 @@ def fleet(
     from foreseed.bench.fleet import bench_fleet, bench_light_fleet
 
     with progress_lines() as progress:
-        result = (bench_light_fleet if light else bench_fleet)(devices, per_round, rounds, progress)
+        measure, brokers = bench_light_fleet if light else bench_fleet, (False, True) if cluster else (False,)
+        results = [measure(devices, per_round, rounds, progress, nodes) for nodes in brokers]
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps(results if cluster else results[0]))
         return
+    for result in results:
+        _print_fleet(result)
+
+
+def _print_fleet(result: dict[str, Any]) -> None:
     print(
-        f"{result['replies']} replies of {result['devices']} devices ({result['agents']}, TLS "
+        f"{result['replies']} replies of {result['devices']} devices ({result['agents']}, {result['broker']}, TLS "
         f"{'on' if result['tls'] else 'off'}) in {result['rounds']} rounds, {result['refused']} messages refused\n"
         f"a device and round: {result['payload_up_bytes']:.0f} bytes of payload up, "
         f"{result['payload_down_bytes']:.0f} down; on the wire {result['wire_up_bytes']:.0f} up, "
         f"{result['wire_down_bytes']:.0f} down; a reply alone {result['reply_wire_bytes']:.0f} on the wire\n"
         f"a round takes {result['round_overhead_ms']:.1f} ms beyond its slowest device's computing (median)"
     )
+    if "broker_cpu_ms" in result:
+        print(
+            f"an answer takes {result['broker_cpu_ms']:.2f} ms of the broker's CPU, "
+            f"{result['server_cpu_ms']:.2f} ms of the server's; a connection takes "
+            f"{result['broker_bytes'] / 1e3:.0f} kB of the broker's memory"
+        )
     if result["device_peak_mb"]:
         print(f"the largest device process held {result['device_peak_mb']:.1f} MB")
 
