@@ -51,7 +51,7 @@ def engine(
 
     names, numbers = parse_names(cases), parse_threads(threads)
     with progress_lines() as progress:
-        result = bench_engine(names, seconds, numbers, images, progress)
+        result = bench_engine(names, seconds, numbers, images, progress=progress)
     if as_json:
         print(json.dumps(result))
         return
