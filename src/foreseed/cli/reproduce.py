@@ -132,7 +132,7 @@ def _measure(item: Item, overrides: list[str], as_json: bool) -> None:
         print(json.dumps({"item": item.name, "rows": lines}))
         return
     console = Console(markup=False, highlight=False)
-    console.print(f"{item.name}: {item.caption}\n")
+    console.print(f"{item.name}: {item.caption}\n", soft_wrap=True)
     for model in dict.fromkeys(row.model for row in rows):
         console.print(_memories(model, [row for row in rows if row.model == model]))
     console.print(
@@ -140,10 +140,10 @@ def _measure(item: Item, overrides: list[str], as_json: bool) -> None:
         f"and libraries included. In brackets, in times FedAvg's. {item.note[0].upper()}{item.note[1:]}.",
         soft_wrap=True,
     )
-    for note in dict.fromkeys(row.memory.note for row in rows):
-        console.print(
-            f"  {', '.join(dict.fromkeys(r.method for r in rows if r.memory.note == note))}: {note}", soft_wrap=True
-        )
+    for note, images in dict.fromkeys((row.memory.note, row.memory.batch) for row in rows):
+        alike = dict.fromkeys(r.method for r in rows if (r.memory.note, r.memory.batch) == (note, images))
+        many = "1 image" if images == 1 else f"{images} images"
+        console.print(f"  {', '.join(alike)}, {many} at a time: {note}", soft_wrap=True)
 
 
 def _memories(model: str, rows: list[MethodMemory]) -> Table:
