@@ -142,7 +142,7 @@ def client_update(task: Task, state: State, local: Local, lr: float) -> Ticket:
         masked = np.where(live, values, np.float32(0))
         return local.trainer.test(masked, local.images[tested], local.labels[tested], stats if stats.size else None)[1]
 
-    if layout.density(live) > task.config.prune.density and accuracy(values, live, stats) > own.threshold:
+    if not is_done(layout, live, task.config.prune.density) and accuracy(values, live, stats) > own.threshold:
         live = smaller_mask(layout, values, live, own.share, task.config.prune.density)
         values, stats = task.values, task.stats
     trained = local.trainer.train(
@@ -170,6 +170,11 @@ def smaller_mask(layout: Layout, values: Vector, live: Live, share: float, targe
         kept = alive - ceil(share * (alive - 1) - 1e-9)
         counts.append(min(alive, max(kept, weights_of(target, layer.size))))
     return layers_kept(layout, np.where(live, np.abs(values), np.float32(-1)), counts)
+
+
+def is_done(layout: Layout, live: Live, target: float) -> bool:
+    """Whether every layer is down to what it keeps at the target: then nothing is dropped, and nothing rewound."""
+    return all(int(live[layer.at].sum()) <= weights_of(target, layer.size) for layer in layout.layers)
 
 
 def weights_of(target: float, size: int) -> int:
