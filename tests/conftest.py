@@ -1,4 +1,4 @@
-"""Property-based tests draw the same examples in every CI run, and new ones everywhere else; no example has to hurry."""
+"""Property-based tests draw the same examples in every CI run, and new ones everywhere else; none has a deadline."""
 
 import os
 
