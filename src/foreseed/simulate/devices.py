@@ -15,6 +15,7 @@ from foreseed.device.worker import reply_to
 from foreseed.engine import Program, project
 from foreseed.engine.types import Buffer, split
 from foreseed.methods.backprop import LocalTrainer
+from foreseed.methods.fedavg import client_update
 from foreseed.methods.protocol import Job, Local, LocalResult, Prober, Traffic, Vector
 from foreseed.methods.task import Task
 from foreseed.methods.workers import Workers
@@ -95,16 +96,13 @@ class SimulatedDevices:
         yield from self.map(lambda device: work(prober(device)), devices)
 
     def train(self, job: Job) -> Iterator[LocalResult]:
-        t, seed = self.task.config.train, self.task.config.seed
+        config = self.task.config
 
-        def client_update(local: Local) -> LocalResult:
-            trained = local.trainer.train(
-                job.values, local.images, local.labels, epochs=t.epochs, batch=t.batch, lr=job.lr, momentum=t.momentum,
-                weight_decay=t.weight_decay, seed=(seed, job.round, local.device), stats=job.stats,
-            )  # fmt: skip
+        def trained_by(local: Local) -> LocalResult:
+            trained = client_update(config, job.round, job.lr, local, job.values, job.stats)
             return LocalResult(len(local.images), trained.values, trained.stats, trained.loss)
 
-        return self.visit(job.program, job.devices, client_update)
+        return self.visit(job.program, job.devices, trained_by)
 
     def gradients(self, job: Job) -> Iterator[LocalResult]:
         def gradient(local: Local) -> LocalResult:
