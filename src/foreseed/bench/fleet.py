@@ -123,9 +123,8 @@ class _Meter(_Quiet):
 
 
 def _cpu_ms(pid: int) -> float:
-    """CPU time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU time of a process so far, by the clock that Linux keeps of it (what clock_getcpuclockid answers)."""
+    return 1000 * time.clock_gettime((~pid << 3) | 2)
 
 
 def _write_noise(path: Path, images: int) -> Path:
