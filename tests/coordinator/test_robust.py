@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreseed.coordinator import Coordinator, Optimiser, Rules
-from foreseed.coordinator.robust import CLIP, GROWTH, SHARE, added, contained, gathered, limited, median, trimmed_mean
+from foreseed.coordinator.robust import CLIP, GROWTH, SHARE, contained, gathered, limited, median, trimmed_mean
+from foreseed.coordinator.sums import added
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, project, quantise
 from foreseed.engine.types import forward_passes
 from foreseed.methods.ntk_baffle import learn

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from foreseed.device import Order, OrderError, answer, probing
-from foreseed.engine import SHARED_DEVICE, Directions, Engine, ForeseedError, Samples, accumulate, perturb, sgd
+from foreseed.device import Order, OrderError, answer
+from foreseed.engine import SHARED_DEVICE, Directions, Engine, ForeseedError, Samples, accumulate, native, perturb, sgd
 from foreseed.engine.program import Act, Kind, Op, Program, assemble
 
 SIGMA = 0.01
@@ -126,7 +126,7 @@ def test_samples_are_released_part_by_part() -> None:
 def test_long_parts_are_probed_and_released_block_by_block(monkeypatch: pytest.MonkeyPatch, central: bool) -> None:
     order, samples, released = Order(5, 3, 9, k=4, sigma=SIGMA, spread=2, central=central), _samples(17), []
     whole = answer(ENGINE, VALUES, samples, order)
-    monkeypatch.setattr(probing, "BLOCK", 3)
+    monkeypatch.setattr(native, "BLOCK", 3)
     found = answer(ENGINE, VALUES, samples, order, release=lambda first, count: released.append((first, count)))
     assert released == [(0, 3), (3, 3), (6, 2), (8, 3), (11, 3), (14, 3)]
     assert found.base_loss == pytest.approx(whole.base_loss, rel=1e-12)

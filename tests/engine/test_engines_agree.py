@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreseed.engine import in_parts, native
 from foreseed.engine.program import Act
 from foreseed.engine.types import Directions
 from tests.engine.conftest import Backend
@@ -70,6 +72,43 @@ def test_probe_is_the_loss_of_the_perturbed_values(
     losses = engine.probe(case.values, case.samples, d, stats)
     perturbed = [backend.functions.perturb(case.values, d, k) for k in d.numbers()]
     assert list(losses) == [engine.loss(values, case.samples, stats)[0] for values in perturbed]
+
+
+@some
+@given(
+    case=programs(),
+    batch=batches,
+    k=st.integers(1, 7),
+    spread=st.integers(1, 7),
+    central=st.booleans(),
+    freeze=st.booleans(),
+    block=st.integers(1, 4),
+    d=directions(),
+)
+def test_an_answer_is_that_of_single_probes(
+    backend: Backend,
+    case: Case,
+    batch: int,
+    k: int,
+    spread: int,
+    central: bool,
+    freeze: bool,
+    block: int,
+    d: Directions,
+) -> None:
+    stats = case.stats if freeze else None
+    engine = backend.engine(case.program, batch=batch, directions=2)
+    asked = Directions(d.seed, d.round, d.device, k, d.first, kind=d.kind, sigma=d.sigma)
+    released: list[list[tuple[int, int]]] = [[], []]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "BLOCK", block)
+        patch.setattr(in_parts, "BLOCK", block)
+        order = case.values, case.samples, asked, min(spread, k), central, stats
+        found = engine.differences(*order, lambda *span: released[0].append(span))
+        single = in_parts.differences(engine, *order, lambda *span: released[1].append(span))
+    assert (found[0].tobytes(), found[1]) == (single[0].tobytes(), single[1])
+    assert released[0] == released[1]
+    assert sum(count for _, count in released[0]) == case.samples.count
 
 
 @some

@@ -13,7 +13,7 @@ from scipy.stats import kstest, norm
 
 from foreseed.engine import reference_rng as reference
 from foreseed.engine.errors import ValuesError
-from foreseed.engine.types import Buffer, Directions
+from foreseed.engine.types import Buffer, DirectionKind, Directions
 from tests.engine import plain
 from tests.engine.conftest import Backend
 from tests.engine.programs import directions
@@ -202,6 +202,43 @@ def test_long_vectors_have_the_bits_of_the_reference(backend: Backend, d: Direct
     reference.accumulate(whole, d, coefficients)
     backend.functions.accumulate(values, d, coefficients, start)
     assert bits(values) == bits(whole[start:])
+
+
+@few
+@given(
+    counts=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    kind=st.sampled_from(["gaussian", "rademacher"]),
+    n=st.integers(1, 1500),
+    data=st.data(),
+)
+def test_rebuilding_is_accumulating_half_by_half(
+    backend: Backend, counts: list[int], kind: DirectionKind, n: int, data: st.DataObject
+) -> None:
+    parts = [Directions(7, 3, device, count, kind=kind) for device, count in enumerate(counts)]
+    factors, at = reference.direction(BASE, 2, sum(counts)), data.draw(st.integers(0, n - 1)) // 128 * 128
+    gradient, halves = np.zeros(n, np.float32), np.full((len(parts), 2, n), np.nan, np.float32)
+    for first, end in ((0, at), (at, n)):
+        backend.functions.rebuild(gradient, halves, parts, factors.tobytes(), first, end - first)
+    expected = np.zeros(n, np.float32)
+    for part, d in enumerate(parts):
+        for half, some in enumerate(np.split(np.arange(d.count), [d.count // 2])):
+            before = expected.copy()
+            for k in some:
+                one = Directions(7, 3, d.device, 1, int(k), kind=kind)
+                reference.accumulate(expected, one, factors[sum(counts[:part]) + k :][:1].copy())
+            assert bits(halves[part, half].copy()) == bits(expected - before)
+    assert bits(gradient) == bits(expected)
+
+
+def test_rebuilding_refuses_what_does_not_fit(backend: Backend) -> None:
+    gradient, halves, one = np.zeros(4, np.float32), np.zeros((1, 2, 4), np.float32), np.ones(1, np.float32)
+    with pytest.raises(ValuesError, match="2 coefficients for 1 directions"):
+        backend.functions.rebuild(gradient, halves, [BASE], np.ones(2, np.float32), 0, 4)
+    with pytest.raises(ValuesError, match="coordinates 1 to 5 of 4"):
+        backend.functions.rebuild(gradient, halves, [BASE], one, 1, 4)
+    with pytest.raises(ValuesError, match="of 4, 1 parts"):
+        backend.functions.rebuild(gradient, halves[:, :1].copy(), [BASE], one, 0, 4)
+    assert not gradient.any()
 
 
 vectors = st.integers(0, 100).flatmap(lambda n: st.tuples(*[st.lists(numbers, min_size=n, max_size=n)] * 4))

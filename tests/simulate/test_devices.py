@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from foreseed import models
 from foreseed.data import load
-from foreseed.engine import SHARED_DEVICE, Directions, Engine, Samples, direction, quantise
+from foreseed.engine import SHARED_DEVICE, Directions, Engine, Samples, direction, in_parts, quantise
 from foreseed.methods import ntk_baffle
 from foreseed.methods import workers as workers_module
 from foreseed.methods.ntk_baffle import learn
@@ -145,7 +145,7 @@ def test_each_local_step_probes_where_the_steps_before_it_led(world: World, spre
 
 
 class Counting(Engine):
-    """An engine that counts the images which it takes forward."""
+    """An engine that counts the images which it takes forward, one probe after the other."""
 
     passes = 0
 
@@ -156,6 +156,11 @@ class Counting(Engine):
     def probe(self, values: Any, samples: Samples, directions: Directions, stats: Any = None) -> array[float]:
         Counting.passes += samples.count * directions.count
         return super().probe(values, samples, directions, stats)
+
+    def differences(self, *order: Any) -> tuple[array[float], float]:
+        found = in_parts.differences(self, *order)
+        assert found == super().differences(*order)
+        return found
 
     def batch_stats(self, values: Any, samples: Samples) -> array[float]:
         Counting.passes += samples.count

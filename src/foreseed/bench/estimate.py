@@ -19,6 +19,7 @@ import numpy as np
 from foreseed.bench.estimate_law import law, noise_scale
 from foreseed.bench.machine import describe_machine
 from foreseed.config import load
+from foreseed.coordinator.sums import Doubles
 from foreseed.device.probing import Answer, Order
 from foreseed.device.worker import reply_to
 from foreseed.engine import project
@@ -26,7 +27,6 @@ from foreseed.engine.types import DirectionKind, split
 from foreseed.methods import Task, ntk_baffle
 from foreseed.methods.backprop import LocalTrainer
 from foreseed.methods.protocol import Vector
-from foreseed.methods.sums import Doubles
 from foreseed.simulate import Population, prepare
 from foreseed.simulate.experiment import Prepared
 from foreseed.wire import Update

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from foreseed.coordinator.sums import Doubles
 from foreseed.engine.types import DirectionKind
-from foreseed.methods.sums import Doubles
 
 Integers = npt.NDArray[np.int64]
 

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from foreseed.coordinator.answers import fault
 from foreseed.coordinator.optimiser import Optimiser
 from foreseed.coordinator.plausible import doubt, remembered
-from foreseed.coordinator.robust import added, gathered, limited
+from foreseed.coordinator.robust import gathered, limited
 from foreseed.coordinator.sampling import sample
+from foreseed.coordinator.sums import added
 from foreseed.engine import ForeseedError
 from foreseed.engine.types import BITS, DirectionKind
 from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, Update, decode, encode, values_hash

@@ -6,18 +6,16 @@ norms, so this is where to look. What cannot be true at all is refused before it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import reduce
+from collections.abc import Sequence
 from math import ceil, fsum, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
+
+from foreseed.coordinator.sums import Doubles, added, square
 
 if TYPE_CHECKING:
     from foreseed.coordinator.coordinator import Rules
-
-Array = npt.NDArray[np.float64]
 
 CLIP = 1.5
 """Times the median part: some four of five parts of honest devices are shorter; the longest seen was eight times it."""
@@ -29,7 +27,7 @@ STRAY = 5.0
 """Times the median distance from the median, for a batch norm's statistics."""
 
 
-def limited(samples: Sequence[int], rules: Rules) -> Array:
+def limited(samples: Sequence[int], rules: Rules) -> Doubles:
     """How many samples of each device count.
 
     None has more than `max_share` of them all, or, where devices are so few that somebody must, than any other. With a
@@ -48,7 +46,7 @@ def limited(samples: Sequence[int], rules: Rules) -> Array:
     return np.minimum(counts, most)
 
 
-def contained(differences: Array, weights: Array, usual: float = 0.0) -> Array:
+def contained(differences: Doubles, weights: Doubles, usual: float = 0.0) -> Doubles:
     """Loss differences [device, direction], shortened where a device would move the round by much more than others.
 
     A device moves it by its weight times the size of its differences: at most CLIP times the median device's, which in
@@ -59,11 +57,11 @@ def contained(differences: Array, weights: Array, usual: float = 0.0) -> Array:
     if usual:
         middle = min(middle, GROWTH * usual / len(parts))
     factors = np.minimum(1.0, CLIP * middle / np.where(parts > 0, parts, 1.0))
-    shortened: Array = factors[:, None] * differences
+    shortened: Doubles = factors[:, None] * differences
     return shortened
 
 
-def trimmed_mean(differences: Array, weights: Array, trim: float) -> Array:
+def trimmed_mean(differences: Doubles, weights: Doubles, trim: float) -> Doubles:
     """The weighted mean over devices of each direction, without its `trim` smallest and largest share of devices.
 
     Rounded up to whole devices: if one of ten stays away, one of the nine is still cut at either end.
@@ -72,28 +70,22 @@ def trimmed_mean(differences: Array, weights: Array, trim: float) -> Array:
     cut = min(ceil(round(trim * m, 6)), (m - 1) // 2)
     ranks = np.argsort(np.argsort(differences, axis=0, kind="stable"), axis=0, kind="stable")
     kept = np.where((ranks >= cut) & (ranks < m - cut), weights[:, None], 0.0)
-    mean: Array = added(kept * differences) / added(kept)
+    mean: Doubles = added(kept * differences) / added(kept)
     return mean
 
 
-def gathered(rows: Array) -> Array:
+def gathered(rows: Doubles) -> Doubles:
     """Statistics [device, number], none further than STRAY times the median distance from the median."""
     middle = np.quantile(rows, 0.5, axis=0, method="lower")
     reach = STRAY * np.quantile(np.abs(rows - middle), 0.5, axis=0, method="higher")
     return np.clip(rows, middle - reach, middle + reach)
 
 
-def added(rows: Iterable[Array]) -> Array:
-    """The rows added up one after the other."""
-    # np.sum does so too, but for rows of a single number, which it adds in an order of its own.
-    return reduce(np.add, rows)
-
-
-def size(row: Array) -> float:
+def size(row: Doubles) -> float:
     """The root mean square of a device's differences, the same everywhere."""
-    return sqrt(fsum((row**2).tolist()) / len(row))
+    return sqrt(square(row) / len(row))
 
 
-def median(sizes: Sequence[float] | Array) -> float:
+def median(sizes: Sequence[float] | Doubles) -> float:
     """The lower one of two, not their mean, which one liar among two devices would decide."""
-    return float(np.quantile(np.asarray(sizes, np.float64), 0.5, method="lower"))
+    return float(np.sort(np.asarray(sizes, np.float64))[(len(sizes) - 1) // 2])

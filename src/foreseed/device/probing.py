@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 
 from foreseed.engine.errors import ForeseedError
-from foreseed.engine.types import SHARED_DEVICE, Directions, Samples, split
+from foreseed.engine.types import SHARED_DEVICE, Directions, Samples
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from foreseed.wire import OrderMessage
 
 _KINDS: tuple[DirectionKind, DirectionKind] = ("gaussian", "rademacher")
-BLOCK = 256
-"""Images that are probed together: more would be in memory at once, fewer would make the directions more often."""
 _SMALLEST_FLOAT32, _LARGEST_FLOAT32 = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 
 
@@ -84,12 +82,12 @@ class Order:
             message.shared, message.spread, message.central, message.local_steps, message.local_lr,
         )  # fmt: skip
 
-    def directions(self, part: int = 0, parts: int = 1, sign: int = 1, step: int = 0) -> Directions:
-        """A local step's directions that are probed on one part of the images, or on the other side (sign -1)."""
+    def directions(self, part: int = 0, parts: int = 1, step: int = 0) -> Directions:
+        """A local step's directions that are probed on one part of the images; all of them, if there is one."""
         count = len(range(part, self.k, parts))
         device = SHARED_DEVICE if self.shared else self.device
         first = step * self.k + part
-        return Directions(self.seed, self.round, device, count, first, parts, self.kind, sign * self.sigma)
+        return Directions(self.seed, self.round, device, count, first, parts, self.kind, self.sigma)
 
 
 class Answer:
@@ -120,13 +118,14 @@ def answer(
     `stats` are frozen statistics for batch norms. `release(first, count)` is told of samples that have been used up;
     give it a shard's own `release`, and only BLOCK samples of the shard count as memory at a time.
     """
-    differences, base_loss = _one_step(engine, values, samples, order, 0, stats, release)
+    spread, central = order.spread, order.central
+    differences, base_loss = engine.differences(values, samples, order.directions(), spread, central, stats, release)
     local = array("f")
     for step in range(1, order.local_steps):
         local = local or array("f", bytes(memoryview(values).cast("B")))
         move(local, differences[-order.k :], order, step - 1)
-        more, _ = _one_step(engine, local, samples, order, step, stats, release)
-        differences += more
+        here = order.directions(step=step)
+        differences += engine.differences(local, samples, here, spread, central, stats, release)[0]
     return Answer(differences, base_loss, samples.count)
 
 
@@ -138,55 +137,6 @@ def move(local: array[float], differences: array[float], order: Order, step: int
     gradient = array("f", bytes(4 * len(local)))
     accumulate(gradient, order.directions(step=step), coefficients)
     sgd(local, None, gradient, order.local_lr, 0.0, 0.0)
-
-
-def _one_step(
-    engine: Engine,
-    values: Buffer,
-    samples: Samples,
-    order: Order,
-    step: int,
-    stats: Buffer | None,
-    release: Callable[[int, int], None] | None,
-) -> tuple[array[float], float]:
-    """The k loss differences of one local step, and the mean loss."""
-    spans = split(samples.count, order.spread)
-    parts = len(spans)
-    differences, base_loss = array("f", bytes(4 * order.k)), 0.0
-    for part, (first, count) in enumerate(spans):
-        forward = order.directions(part, parts, step=step)
-        backward = order.directions(part, parts, -1, step) if order.central else None
-        losses, opposite, base = [0.0] * forward.count, [0.0] * forward.count, 0.0
-        for at in range(first, first + count, BLOCK):
-            size = min(BLOCK, first + count - at)
-            here = samples.part(at, size)
-            losses = _add(losses, engine.probe(values, here, forward, stats))
-            if backward is None:
-                base += engine.loss(values, here, stats)[0]
-            else:
-                opposite = _add(opposite, engine.probe(values, here, backward, stats))
-            if release is not None:
-                release(at, size)
-        if order.central:
-            changes = [(there - back) / 2 for there, back in zip(losses, opposite, strict=True)]
-            base = _mean(losses, opposite)
-        else:
-            changes = [loss - base for loss in losses]
-        differences[part::parts] = array("f", [change / count for change in changes])
-        base_loss += base
-    return differences, base_loss / samples.count
-
-
-def _add(sums: list[float], more: array[float]) -> list[float]:
-    return [total + loss for total, loss in zip(sums, more, strict=True)]
-
-
-def _mean(losses: list[float], opposite: list[float]) -> float:
-    # Added one by one: the built-in sum rounds differently from one Python version to the next.
-    total = 0.0
-    for there, back in zip(losses, opposite, strict=True):
-        total += there + back
-    return total / (2 * len(losses))
 
 
 def _checked_int(name: str, given: int, low: int, high: int) -> int:

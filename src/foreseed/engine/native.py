@@ -9,10 +9,19 @@ from array import array
 from foreseed.engine._native import ffi, lib
 from foreseed.engine.errors import BudgetError, ForeseedError, ProgramError, SamplesError, ValuesError
 from foreseed.engine.head import ProgramHead
-from foreseed.engine.types import NOT_A_DIFFERENCE, Directions, Samples, check_quantiser, code_bytes
+from foreseed.engine.types import (
+    BLOCK,
+    NOT_A_DIFFERENCE,
+    Directions,
+    Samples,
+    check_quantiser,
+    check_rebuilt,
+    code_bytes,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from foreseed.engine.types import Buffer
@@ -158,6 +167,32 @@ class NativeEngine:
         self._check(status, samples)
         return out
 
+    def differences(
+        self,
+        values: Buffer,
+        samples: Samples,
+        directions: Directions,
+        spread: int = 1,
+        central: bool = False,
+        stats: Buffer | None = None,
+        release: Callable[[int, int], None] | None = None,
+    ) -> tuple[array[float], float]:
+        """How the mean loss changes along each direction, on its part of the samples, and the mean loss itself.
+
+        `release(first, count)` is told of samples that have been used up (see `foreseed.device.probing.answer`).
+        """
+        out, base = array("f", bytes(4 * directions.count)), ffi.new("double *")
+        work = ffi.new("double[]", 3 * -(-directions.count // min(spread, max(samples.count, 1))))
+        context = ffi.NULL if release is None else ffi.new_handle(release)
+        done = ffi.NULL if release is None else lib.fs_done
+        order = ffi.new("fs_order *", (_directions(directions)[0], spread, central, BLOCK, done, context))
+        with self._lock, _Samples(self.program, samples) as s:
+            status = lib.fs_answer(
+                self._engine, self._values(values), self._stats(stats), s, order, work, _out(out), base
+            )
+        self._check(status, samples)
+        return out, base[0]
+
     def _open(self) -> None:
         status = lib.fs_open(self._program, self._bytes, len(self.program.bytes))
         if status:
@@ -280,6 +315,21 @@ def accumulate(gradient: Buffer, d: Directions, coefficients: Buffer, start: int
     lib.fs_accumulate(_directions(d), _floats(coefficients), start, n, _out(gradient))
 
 
+def rebuild(
+    gradient: Buffer, halves: Buffer, parts: Sequence[Directions], coefficients: Buffer, start: int, n: int
+) -> None:
+    """Add every part's directions (with a step of 1), times their coefficients, to n coordinates of a gradient.
+
+    `halves`, two vectors a part, get there what the first half of its directions and the others have added.
+    """
+    whole, given, room = (memoryview(numbers).nbytes // 4 for numbers in (gradient, coefficients, halves))
+    check_rebuilt(parts, whole, given, room, (start, start + n))
+    there = ffi.new("fs_directions[]", [_directions(part)[0] for part in parts])
+    lib.fs_rebuild(
+        there, len(parts), _floats(coefficients), start, n, _out(gradient) + start, _out(halves) + start, whole
+    )
+
+
 def project(d: Directions, vector: Buffer) -> array[float]:
     """The inner product of every direction with a vector: directional derivatives, if it is a gradient."""
     out = array("d", bytes(8 * d.count))
@@ -326,6 +376,12 @@ def quantise(differences: Buffer, bits: int, seed: int, round: int, device: int)
         raise ValuesError(NOT_A_DIFFERENCE)
     scale = lib.fs_quantise(numbers, n, ffi.new("fs_quantiser *", (seed, round, device, bits)))
     return scale, memoryview(differences).cast("B")[: code_bytes(n, bits)]
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
+def fs_done(context: Any, first: int, count: int) -> None:
+    """C has used samples up."""
+    ffi.from_handle(context)(first, count)
 
 
 _FAULTS_OF_OPS = (lib.FS_BAD_OP, lib.FS_BAD_STRUCTURE, lib.FS_LEFT_OUT)

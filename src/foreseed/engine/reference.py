@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from foreseed.engine import reference_layers
 from foreseed.engine.errors import BudgetError, ForeseedError, SamplesError, ValuesError
+from foreseed.engine.in_parts import differences
 from foreseed.engine.parts import padded
 from foreseed.engine.program import Program
 from foreseed.engine.reference_check import check_program
@@ -90,6 +91,8 @@ class ReferenceEngine:
         return array(
             "d", [self._loss(perturb(w, directions, k), images, labels, frozen)[0] for k in directions.numbers()]
         )
+
+    differences = differences
 
     def batch_stats(self, values: Buffer, samples: Samples) -> array[float]:
         """Means and variances of the batch-norm layers: each batch's own, averaged over the images."""

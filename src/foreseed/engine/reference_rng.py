@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreseed.engine.errors import ValuesError
-from foreseed.engine.types import NOT_A_DIFFERENCE, Buffer, Directions, check_quantiser, code_bytes
+from foreseed.engine.types import NOT_A_DIFFERENCE, Buffer, Directions, check_quantiser, check_rebuilt, code_bytes
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -116,6 +116,28 @@ def accumulate(gradient: Buffer, d: Directions, coefficients: Buffer, start: int
         raise ValuesError(f"{len(factors)} coefficients for {d.count} directions: expected one each")
     for k, c in zip(d.numbers(), factors, strict=True):
         g += c * direction(d, k, len(g), start)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def rebuild(
+    gradient: Buffer, halves: Buffer, parts: Sequence[Directions], coefficients: Buffer, start: int, n: int
+) -> None:
+    """Add every part's directions (with a step of 1), times their coefficients, to n coordinates of a gradient.
+
+    `halves`, two vectors a part, get there what the first half of its directions and the others have added.
+    """
+    whole, factors, room = floats(gradient), floats(coefficients), floats(halves)
+    check_rebuilt(parts, len(whole), len(factors), len(room), (start, start + n))
+    here, spread_out = whole[start : start + n], room.reshape(len(parts), 2, -1)[:, :, start : start + n]
+    used = 0
+    for both, d in zip(spread_out, parts, strict=True):
+        for half, first, end in ((both[0], 0, d.count // 2), (both[1], d.count // 2, d.count)):
+            half[:] = here
+            if first < end:
+                some = Directions(d.seed, d.round, d.device, end - first, d.first + first, kind=d.kind)
+                accumulate(here, some, factors[used + first : used + end], start)
+            np.subtract(here, half, out=half)
+        used += d.count
 
 
 @np.errstate(over="ignore", invalid="ignore")

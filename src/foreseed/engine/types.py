@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from foreseed.engine.errors import ForeseedError, SamplesError
+from foreseed.engine.errors import ForeseedError, SamplesError, ValuesError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, Literal, TypeAlias
 
     Buffer: TypeAlias = Any
@@ -24,6 +25,8 @@ SHARED_DEVICE = 0xFFFFFFFF
 
 BITS = (1, 2, 4, 8, 32)
 """How many bits of a reply a loss difference may take; 32 is the float32 number itself."""
+BLOCK = 256
+"""Images that are probed together: more would be in memory at once, fewer would make the directions more often."""
 NOT_A_DIFFERENCE = "a loss is larger than float32 holds; lower the learning rate or sigma"
 
 
@@ -54,6 +57,15 @@ def forward_passes(samples: int, k: int, spread: int = 1, central: bool = False,
     parts = split(samples, spread)
     probes = sum(count * len(range(part, k, len(parts))) for part, (_, count) in enumerate(parts))
     return local_steps * (2 * probes if central else samples + probes)
+
+
+def check_rebuilt(parts: Sequence[Directions], n: int, given: int, halves: int, span: tuple[int, int]) -> None:
+    """Refuse coefficients, or room for halves, that do not fit the parts of a gradient of n numbers."""
+    wanted = sum(part.count for part in parts)
+    if given != wanted:
+        raise ValuesError(f"{given} coefficients for {wanted} directions: expected one each")
+    if span[1] > n or halves != 2 * n * len(parts):
+        raise ValuesError(f"coordinates {span[0]} to {span[1]} of {n}, {len(parts)} parts: expected room for them")
 
 
 class _Plain:

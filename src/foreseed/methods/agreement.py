@@ -16,9 +16,9 @@ from math import sqrt
 
 import numpy as np
 
-from foreseed.coordinator.robust import added, median
+from foreseed.coordinator.robust import median
+from foreseed.coordinator.sums import Doubles, added, dot, square
 from foreseed.methods.protocol import Vector
-from foreseed.methods.sums import Doubles, dot, square
 
 _DECAY = 0.95
 """Of what was seen before, each time that a device takes part."""
@@ -66,10 +66,10 @@ def agreements(halves: Vector) -> Doubles:
     """Of each device's part with the sum of the others': about 0 with a deviation of 1 where there is only noise."""
     parts = halves.sum(axis=1, dtype=np.float64)
     whole = added(parts)
-    seen = np.zeros(len(parts))
+    seen, everyone = np.zeros(len(parts)), square(whole)
     for i, part in enumerate(parts):
-        others = whole - part
-        lengths = square(part) * square(others)
+        own, common = square(part), dot(part, whole)
+        lengths = own * (everyone - 2 * common + own)
         if lengths > 0:
-            seen[i] = sqrt(parts.shape[1] / lengths) * dot(part, others)
+            seen[i] = sqrt(parts.shape[1] / lengths) * (common - own)
     return seen

@@ -10,14 +10,13 @@ import numpy as np
 
 from foreseed.config import Config
 from foreseed.coordinator import Optimiser
-from foreseed.coordinator.robust import added
+from foreseed.coordinator.sums import Doubles, added, square
 from foreseed.engine import ForeseedError
 from foreseed.engine.update import apply_step
 from foreseed.methods.agreement import Agreement
 from foreseed.methods.memory import Memory
 from foreseed.methods.noise import Noise
 from foreseed.methods.protocol import Vector
-from foreseed.methods.sums import Doubles, square
 from foreseed.methods.task import Task
 
 
@@ -76,9 +75,7 @@ def optimiser_of(config: Config) -> Optimiser:
 
 def norm(gradient: Vector) -> float:
     """The length of a gradient, the same everywhere."""
-    # np.sum would add in an order of its own choice, and what is applied follows from it; fsum takes 4 ms for 60,000
-    # numbers.
-    return sqrt(fsum((gradient.astype(np.float64) ** 2).tolist()))
+    return sqrt(square(gradient))
 
 
 def step(values: Vector, buffers: Sequence[Vector], gradient: Vector, constants: bytes) -> tuple[Vector, list[Vector]]:

@@ -26,10 +26,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from foreseed.coordinator.robust import added
+from foreseed.coordinator.sums import Doubles, added, dots
 from foreseed.engine import ForeseedError
 from foreseed.methods.protocol import UNSAVED, Vector
-from foreseed.methods.sums import Doubles, dots
 
 _DECAY = 0.9
 """Of the regression's sums, a round: long enough to steady it, short enough to follow training."""

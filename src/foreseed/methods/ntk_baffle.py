@@ -27,14 +27,14 @@ from foreseed.config import Config, Method, enter, fingerprint
 from foreseed.coordinator import Coordinator, Rules, answers
 from foreseed.coordinator.coordinator import State as ServerState
 from foreseed.coordinator.plausible import usual_size
-from foreseed.coordinator.robust import added, contained, limited, trimmed_mean
-from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, Program, accumulate
+from foreseed.coordinator.robust import contained, limited, trimmed_mean
+from foreseed.coordinator.sums import Doubles, added
+from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, Program, rebuild
 from foreseed.meter import DeviceMemory, Work, bp_free_memory, forward_work
 from foreseed.methods.averaging import moving_average
 from foreseed.methods.descent import Descent, norm, optimiser_of, step
 from foreseed.methods.noise import Noise
 from foreseed.methods.protocol import UNSAVED, Devices, RoundResult, Vector
-from foreseed.methods.sums import Doubles
 from foreseed.methods.task import Task
 from foreseed.wire import Reply, Update
 
@@ -181,22 +181,18 @@ def rebuilt_gradient(rules: Rules, update: Update, n: int, spread_over: Map) -> 
     A part is two halves, [device, half, coordinate], of its first and its last directions: their difference tells how
     noisy they are. Summed in an order that is fixed, since devices that replay must come to the same bits.
     """
-    gradient, halves = np.zeros(n, np.float32), np.zeros((len(update.parts), 2, n), np.float32)
+    gradient, halves = np.zeros(n, np.float32), np.empty((len(update.parts), 2, n), np.float32)
+    parts = [
+        Directions(rules.seed, update.round, device, len(coefficients) // 4, kind=rules.kind)
+        for device, coefficients in update.parts
+    ]
+    coefficients = b"".join(coefficients for _, coefficients in update.parts)
 
     def piece(span: tuple[int, int]) -> None:
-        here = gradient[slice(*span)]
-        for part, (device, coefficients) in zip(halves[:, :, slice(*span)], update.parts, strict=True):
-            k, middle = len(coefficients) // 4, len(coefficients) // 8
-            for half, first, end in ((part[0], 0, middle), (part[1], middle, k)):
-                half[:] = here
-                if first < end:
-                    directions = Directions(rules.seed, update.round, device, end - first, first, kind=rules.kind)
-                    accumulate(here, directions, coefficients[4 * first : 4 * end], span[0])
-                with np.errstate(invalid="ignore"):  # of infinities; `step` refuses them
-                    np.subtract(here, half, out=half)
+        rebuild(gradient, halves, parts, coefficients, span[0], span[1] - span[0])
 
     # A multiple of 512 coordinates: whole blocks of the generator.
-    size = max(512, -(-n // 16) // 512 * 512)
+    size = max(2048, -(-n // 16) // 512 * 512)
     list(spread_over(piece, [(at, min(at + size, n)) for at in range(0, n, size)]))
     return gradient, halves
 

@@ -1,0 +1,66 @@
+/* A round's work in one call each: what is summed, and in which order, stands in docs/protocol.md. */
+#include "rounds.h"
+
+#include <string.h>
+
+/* Adds the losses of every block of a part along `directions`, or at the values themselves without. */
+static fs_status add(fs_engine *engine, const float *values, const float *stats, const fs_samples *samples,
+                     const fs_directions *directions, double *found, double *sums) {
+    uint32_t correct = 0;
+    const fs_status status = directions ? fs_probe(engine, values, stats, samples, directions, found)
+                                        : fs_loss(engine, values, stats, samples, found, &correct);
+    for (uint32_t i = 0; i < (directions ? directions->count : 1); i++) sums[i] += found[i];
+    return status;
+}
+
+fs_status fs_answer(fs_engine *engine, const float *values, const float *stats, const fs_samples *samples,
+                    const fs_order *order, double *work, float *differences, double *base) {
+    const uint32_t k = order->directions.count, parts = order->spread < samples->count ? order->spread : samples->count;
+    double total = 0;
+    for (uint32_t part = 0; part < parts; part++) {
+        const uint32_t first = (uint32_t)((uint64_t)part * samples->count / parts);
+        const uint32_t end = (uint32_t)((uint64_t)(part + 1) * samples->count / parts);
+        fs_directions forward = order->directions, backward;
+        forward.first += part, forward.step = parts, forward.count = (k - part + parts - 1) / parts;
+        backward = forward, backward.sigma = -forward.sigma;
+        double *losses = work, *opposite = losses + forward.count, *found = opposite + forward.count, middle = 0;
+        memset(work, 0, 2 * forward.count * sizeof *work);
+        for (uint32_t at = first, size; at < end; at += size) {
+            size = end - at < order->block ? end - at : order->block;
+            const size_t skipped = (size_t)at * samples->stride;
+            const fs_samples here = {samples->images + skipped, samples->labels + skipped, samples->stride, size};
+            fs_status status = add(engine, values, stats, &here, &forward, found, losses);
+            if (!status && order->central) status = add(engine, values, stats, &here, &backward, found, opposite);
+            if (!status && !order->central) status = add(engine, values, stats, &here, NULL, found, &middle);
+            if (status) return status;
+            if (order->done) order->done(order->context, at, size);
+        }
+        if (order->central) {
+            double both = 0;
+            for (uint32_t i = 0; i < forward.count; i++) both += losses[i] + opposite[i];
+            middle = both / (2 * (double)forward.count);
+        }
+        for (uint32_t i = 0; i < forward.count; i++) {
+            const double change = order->central ? (losses[i] - opposite[i]) / 2 : losses[i] - middle;
+            differences[part + i * parts] = (float)(change / (end - first));
+        }
+        total += middle;
+    }
+    *base = total / samples->count;
+    return FS_OK;
+}
+
+void fs_rebuild(const fs_directions *parts, uint32_t count, const float *coefficients, uint32_t start, size_t n,
+                float *gradient, float *halves, size_t stride) {
+    for (uint32_t part = 0; part < count; part++) {
+        const uint32_t k = parts[part].count, edges[] = {0, k / 2, k};
+        for (int half = 0; half < 2; half++, halves += stride) {
+            fs_directions d = parts[part];
+            d.first += edges[half], d.count = edges[half + 1] - edges[half];
+            memcpy(halves, gradient, n * sizeof *gradient);
+            fs_accumulate(&d, coefficients + edges[half], start, n, gradient);
+            for (size_t i = 0; i < n; i++) halves[i] = gradient[i] - halves[i];
+        }
+        coefficients += k;
+    }
+}
