@@ -64,3 +64,27 @@ void fs_rebuild(const fs_directions *parts, uint32_t count, const float *coeffic
         coefficients += k;
     }
 }
+
+/* The sum of a's products with b, float64: coordinate j in chain j mod 8, then the chains in order. */
+static double dot(const double *a, const double *b, size_t n) {
+    double chains[8] = {0}, sum = 0;
+    size_t j = 0;
+    for (; j + 8 <= n; j += 8)
+        for (int chain = 0; chain < 8; chain++) chains[chain] += a[j + chain] * b[j + chain];
+    for (; j < n; j++) chains[j % 8] += a[j] * b[j];
+    for (int chain = 0; chain < 8; chain++) sum += chains[chain];
+    return sum;
+}
+
+void fs_compare(const float *halves, uint32_t count, size_t n, double *sums, double *work, double *products) {
+    for (size_t j = 0; j < 2 * n; j++) sums[j] = halves[j];
+    for (uint32_t i = 1; i < count; i++)
+        for (size_t j = 0; j < 2 * n; j++) sums[j] += halves[2 * n * i + j];
+    double *part = work, *whole = work + n;
+    for (size_t j = 0; j < n; j++) whole[j] = sums[j] + sums[n + j];
+    for (uint32_t i = 0; i < count; i++, halves += 2 * n) {
+        for (size_t j = 0; j < n; j++) part[j] = (double)halves[j] + halves[n + j];
+        products[2 * i] = dot(part, part, n);
+        products[2 * i + 1] = dot(part, whole, n);
+    }
+}

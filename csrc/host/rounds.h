@@ -27,4 +27,8 @@ fs_status fs_answer(fs_engine *engine, const float *values, const float *stats, 
 void fs_rebuild(const fs_directions *parts, uint32_t count, const float *coefficients, uint32_t start, size_t n,
                 float *gradient, float *halves, size_t stride);
 
+/* Of parts that consist of two halves of n numbers each: the sums of all first and of all last halves (2 n numbers), and
+ * every part's product with itself and with the sum of all parts (2 numbers a part). `work` has room for 2 n numbers. */
+void fs_compare(const float *halves, uint32_t count, size_t n, double *sums, double *work, double *products);
+
 #endif

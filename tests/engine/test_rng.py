@@ -241,6 +241,35 @@ def test_rebuilding_refuses_what_does_not_fit(backend: Backend) -> None:
     assert not gradient.any()
 
 
+@few
+@given(count=st.integers(1, 4), n=st.integers(1, 300))
+def test_parts_are_compared_in_one_order(backend: Backend, count: int, n: int) -> None:
+    halves = reference.direction(BASE, 3, 2 * count * n).reshape(count, 2, n)
+    sums, products = np.empty((2, n)), np.empty((count, 2))
+    backend.functions.compare(halves, n, sums, products)
+    expected = halves[0].astype(np.float64)
+    for part in halves[1:]:
+        expected = expected + part
+    assert sums.tolist() == expected.tolist()
+    parts, whole = halves[:, 0].astype(np.float64) + halves[:, 1], expected[0] + expected[1]
+    for (own, common), part in zip(products, parts, strict=True):
+        for found, other in ((own, part), (common, whole)):
+            chains = [0.0] * 8
+            for j, product in enumerate((part * other).tolist()):
+                chains[j % 8] += product
+            total = 0.0
+            for chain in chains:
+                total += chain
+            assert found == total
+
+
+def test_comparing_refuses_what_does_not_fit(backend: Backend) -> None:
+    halves, sums, products = np.zeros((2, 2, 3), np.float32), np.zeros((2, 3)), np.zeros((2, 2))
+    for wrong in ((halves, 4, sums, products), (halves, 3, sums[0], products), (halves, 3, sums, products[0])):
+        with pytest.raises(ValuesError, match="room for"):
+            backend.functions.compare(*wrong)
+
+
 vectors = st.integers(0, 100).flatmap(lambda n: st.tuples(*[st.lists(numbers, min_size=n, max_size=n)] * 4))
 
 

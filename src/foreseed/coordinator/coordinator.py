@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from foreseed.coordinator.answers import fault
 from foreseed.coordinator.optimiser import Optimiser
-from foreseed.coordinator.plausible import doubt, remembered
+from foreseed.coordinator.plausible import doubt, remembered, usual
 from foreseed.coordinator.robust import gathered, limited
 from foreseed.coordinator.sampling import sample
 from foreseed.coordinator.sums import added
@@ -133,6 +133,8 @@ class Coordinator:
         """Replies that changed nothing, by reason."""
         self.declared: dict[int, int] = {}
         """How many samples each device said that it has, before it was asked."""
+        self.usual = usual(state.recent)
+        """What the rounds before the open one were like."""
         self._asked: set[int] = set()
         self._dismissed: set[int] = set()
         """Devices of the round whose reply was refused for what it says: they get no second one."""
@@ -159,7 +161,7 @@ class Coordinator:
         The sample follows from the seed, the round and who is `present` (all, if not given), in whatever order.
         """
         self._asked, self._dismissed, self._replies = set(), set(), {}
-        self._hash = values_hash(self.state.values)
+        self._hash, self.usual = values_hash(self.state.values), usual(self.state.recent)
         pool = np.arange(self.rules.devices) if present is None else present
         return self._ask(pool, self.rules.per_round + extra)
 
@@ -319,7 +321,7 @@ class Coordinator:
         if not np.isfinite(np.frombuffer(reply.stats, "<f4")).all():
             return "not finite"
         stats, declared = bool(self.state.stats.size), self.declared.get(reply.device)
-        return fault(reply, self.rules) or doubt(reply, self.rules, stats, declared, self.state.recent)
+        return fault(reply, self.rules) or doubt(reply, self.rules, stats, declared, self.usual)
 
 
 def _decode(update: bytes) -> Update:

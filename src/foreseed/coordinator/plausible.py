@@ -7,7 +7,7 @@ A reason begins with a few words that replies are counted by; behind a colon sta
 from __future__ import annotations
 
 from math import log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 Recent = npt.NDArray[np.float64]
 """Of each of the last rounds, the medians of its devices: size of differences, base loss, samples."""
 
+
+class Usual(NamedTuple):
+    """The medians of the last rounds' medians."""
+
+    size: float
+    base_loss: float
+    samples: float
+
+
 ROUNDS = 16
 """That count as recent; one bad round among them decides nothing."""
 HOPELESS = 1000.0
@@ -37,8 +46,8 @@ LARGER = 100.0
 """Times the recent size of differences: honest devices were seen at five times."""
 
 
-def doubt(reply: Reply, rules: Rules, has_stats: bool, declared: int | None, recent: Recent) -> str | None:
-    """Why a reply that is whole and finite cannot be true."""
+def doubt(reply: Reply, rules: Rules, has_stats: bool, declared: int | None, usual: Usual | None) -> str | None:
+    """Why a reply that is whole and finite cannot be true; `usual` is what the last rounds were like."""
     if declared is not None and reply.samples != declared:
         return f"samples: {reply.samples} said, {declared} declared when it joined"
     passes = forward_passes(reply.samples, rules.k, rules.spread, rules.central, rules.local_steps)
@@ -47,24 +56,24 @@ def doubt(reply: Reply, rules: Rules, has_stats: bool, declared: int | None, rec
         return f"forward passes: {reply.forward_passes} said, the order takes {passes}"
     if rules.robust == "none":
         return None
-    if len(recent) and reply.samples > (most := MORE * median(recent[:, 2])):
+    if usual and reply.samples > (most := MORE * usual.samples):
         return f"samples: {reply.samples} said, expected at most {most:.0f}"
     guessing = log(rules.classes)
     highest = HOPELESS * guessing
-    if len(recent):
-        highest = min(highest, WORSE * max(guessing, median(recent[:, 1])))
+    if usual:
+        highest = min(highest, WORSE * max(guessing, usual.base_loss))
     if not 0 <= reply.base_loss <= highest:
         return f"base loss: {reply.base_loss:.4g} said, expected 0 to {highest:.4g}"
     found = size(answers.differences(reply, rules))
-    largest = min(HOPELESS * guessing, LARGER * usual_size(recent)) if len(recent) else HOPELESS * guessing
+    largest = min(HOPELESS * guessing, LARGER * usual.size) if usual else HOPELESS * guessing
     if found > largest:
         return f"differences: of size {found:.4g}, expected at most {largest:.4g}"
     return None
 
 
-def usual_size(recent: Recent) -> float:
-    """Of differences in the last rounds; 0 before the first."""
-    return median(recent[:, 0]) if len(recent) else 0.0
+def usual(recent: Recent) -> Usual | None:
+    """What the last rounds were like; None before the first."""
+    return Usual(*map(median, recent.T)) if len(recent) else None
 
 
 def remembered(recent: Recent, replies: Sequence[Reply], rules: Rules) -> Recent:

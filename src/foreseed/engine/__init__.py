@@ -5,7 +5,18 @@ from foreseed.engine.head import ProgramHead
 from foreseed.engine.types import SHARED_DEVICE, Directions, Samples
 
 try:
-    from foreseed.engine.native import Guard, accumulate, adam, direction, perturb, project, quantise, rebuild, sgd
+    from foreseed.engine.native import (
+        Guard,
+        accumulate,
+        adam,
+        compare,
+        direction,
+        perturb,
+        project,
+        quantise,
+        rebuild,
+        sgd,
+    )
     from foreseed.engine.native import NativeEngine as Engine
 except ImportError:
     import warnings
@@ -13,7 +24,17 @@ except ImportError:
     try:
         from foreseed.engine.reference import Guard  # type: ignore[assignment]
         from foreseed.engine.reference import ReferenceEngine as Engine  # type: ignore[assignment]
-        from foreseed.engine.reference_rng import accumulate, adam, direction, perturb, project, quantise, rebuild, sgd  # type: ignore[assignment]
+        from foreseed.engine.reference_rng import (  # type: ignore[assignment]
+            accumulate,
+            adam,
+            compare,
+            direction,
+            perturb,
+            project,
+            quantise,
+            rebuild,
+            sgd,
+        )
     except ModuleNotFoundError as missing:
         raise ImportError(
             "foreseed's C engine was not built here, and NumPy, which could stand in for it, is not installed: "
@@ -47,6 +68,7 @@ __all__ = [
     "ValuesError",
     "accumulate",
     "adam",
+    "compare",
     "direction",
     "load",
     "perturb",

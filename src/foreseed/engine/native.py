@@ -14,6 +14,7 @@ from foreseed.engine.types import (
     NOT_A_DIFFERENCE,
     Directions,
     Samples,
+    check_compared,
     check_quantiser,
     check_rebuilt,
     code_bytes,
@@ -328,6 +329,17 @@ def rebuild(
     lib.fs_rebuild(
         there, len(parts), _floats(coefficients), start, n, _out(gradient) + start, _out(halves) + start, whole
     )
+
+
+def compare(halves: Buffer, n: int, sums: Buffer, products: Buffer) -> None:
+    """Of parts that are two halves of n numbers each: the sums of the first and of the last halves, in float64.
+
+    `products` get two numbers a part: the part's product with itself, and with the sum of all parts.
+    """
+    numbers = _floats(halves)
+    count = check_compared(len(numbers), n, memoryview(sums).nbytes // 8, memoryview(products).nbytes // 8)
+    out = (ffi.from_buffer("double[]", room) for room in (sums, bytearray(16 * n), products))
+    lib.fs_compare(numbers, count, n, *out)
 
 
 def project(d: Directions, vector: Buffer) -> array[float]:

@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreseed.engine.errors import ValuesError
-from foreseed.engine.types import NOT_A_DIFFERENCE, Buffer, Directions, check_quantiser, check_rebuilt, code_bytes
+from foreseed.engine.types import (
+    NOT_A_DIFFERENCE,
+    Buffer,
+    Directions,
+    check_compared,
+    check_quantiser,
+    check_rebuilt,
+    code_bytes,
+)
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -141,19 +149,36 @@ def rebuild(
 
 
 @np.errstate(over="ignore", invalid="ignore")
+def compare(halves: Buffer, n: int, sums: Buffer, products: Buffer) -> None:
+    """Of parts that are two halves of n numbers each: the sums of the first and of the last halves, in float64.
+
+    `products` get two numbers a part: the part's product with itself, and with the sum of all parts.
+    """
+    numbers, totals, found = floats(halves), np.frombuffer(sums), np.frombuffer(products)
+    count = check_compared(len(numbers), n, len(totals), len(found))
+    parts = numbers.reshape(count, 2, n).astype(np.float64)
+    totals[:] = parts.cumsum(axis=0)[-1].ravel()
+    whole = totals[:n] + totals[n:]
+    for i, (first, last) in enumerate(parts):
+        found[2 * i] = _chained((first + last) * (first + last))
+        found[2 * i + 1] = _chained((first + last) * whole)
+
+
+@np.errstate(over="ignore", invalid="ignore")
 def project(d: Directions, vector: Buffer) -> array[float]:
     """The inner product of every direction with a vector: directional derivatives, if it is a gradient."""
     numbers = np.frombuffer(vector, np.float32)
-    # Eight chains of float64 sums, coordinate j in chain j mod 8, then the chains in order: as the C engine adds.
-    padded = np.zeros(-(-len(numbers) // 8) * 8)
-    sums = []
-    for k in d.numbers():
-        padded[: len(numbers)] = direction(d, k, len(numbers)).astype(np.float64) * numbers
-        total = 0.0
-        for chain in padded.reshape(-1, 8).cumsum(axis=0)[-1] if len(padded) else ():
-            total += float(chain)
-        sums.append(total)
-    return array("d", sums)
+    return array("d", [_chained(direction(d, k, len(numbers)).astype(np.float64) * numbers) for k in d.numbers()])
+
+
+def _chained(products: NDArray[np.float64]) -> float:
+    """Their sum in eight chains, number j in chain j mod 8, then the chains in order: as the C engine adds."""
+    padded = np.zeros(-(-len(products) // 8) * 8)
+    padded[: len(products)] = products
+    total = 0.0
+    for chain in padded.reshape(-1, 8).cumsum(axis=0)[-1] if len(padded) else ():
+        total += float(chain)
+    return total
 
 
 def sgd(values: Buffer, momentum: Buffer | None, gradient: Buffer, lr: float, mu: float, decay: float) -> None:

@@ -54,8 +54,9 @@ def forward_passes(samples: int, k: int, spread: int = 1, central: bool = False,
     In every local step each direction takes a pass over its part of the images, on both sides for central differences;
     forward differences take one more over all images, for the base losses. Parts may differ by an image.
     """
-    parts = split(samples, spread)
-    probes = sum(count * len(range(part, k, len(parts))) for part, (_, count) in enumerate(parts))
+    parts = min(spread, samples)
+    # Each part has k // parts directions, and the first k % parts of them, which end at an edge, one more.
+    probes = k // parts * samples + k % parts * samples // parts
     return local_steps * (2 * probes if central else samples + probes)
 
 
@@ -66,6 +67,17 @@ def check_rebuilt(parts: Sequence[Directions], n: int, given: int, halves: int, 
         raise ValuesError(f"{given} coefficients for {wanted} directions: expected one each")
     if span[1] > n or halves != 2 * n * len(parts):
         raise ValuesError(f"coordinates {span[0]} to {span[1]} of {n}, {len(parts)} parts: expected room for them")
+
+
+def check_compared(given: int, n: int, sums: int, products: int) -> int:
+    """How many parts of two halves of n numbers these are; refused without room for their sums and products."""
+    count = given // (2 * n) if n > 0 else 0
+    if count < 1 or (given, sums, products) != (2 * n * count, 2 * n, 2 * count):
+        raise ValuesError(
+            f"{given} numbers in halves of {n}, room for {sums} sums and {products} products: expected {2 * n} sums, "
+            "and 2 products a part"
+        )
+    return count
 
 
 class _Plain:

@@ -17,7 +17,8 @@ from math import sqrt
 import numpy as np
 
 from foreseed.coordinator.robust import median
-from foreseed.coordinator.sums import Doubles, added, dot, square
+from foreseed.coordinator.sums import Doubles, square
+from foreseed.engine import compare
 from foreseed.methods.protocol import Vector
 
 _DECAY = 0.95
@@ -64,12 +65,11 @@ class Agreement:
 
 def agreements(halves: Vector) -> Doubles:
     """Of each device's part with the sum of the others': about 0 with a deviation of 1 where there is only noise."""
-    parts = halves.sum(axis=1, dtype=np.float64)
-    whole = added(parts)
-    seen, everyone = np.zeros(len(parts)), square(whole)
-    for i, part in enumerate(parts):
-        own, common = square(part), dot(part, whole)
-        lengths = own * (everyone - 2 * common + own)
-        if lengths > 0:
-            seen[i] = sqrt(parts.shape[1] / lengths) * (common - own)
+    count, _, n = halves.shape
+    sums, products = np.empty((2, n)), np.empty((count, 2))
+    compare(halves, n, sums, products)
+    own, common = products.T
+    lengths = own * (square(sums[0] + sums[1]) - 2 * common + own)
+    known = lengths > 0
+    seen: Doubles = np.where(known, np.sqrt(n / np.where(known, lengths, 1.0)) * (common - own), 0.0)
     return seen

@@ -48,13 +48,12 @@ class Descent:
         `halves` [device, half, coordinate] are two estimates of each device, each times half its share of the samples
         `counts`; or a single one, which nothing is known of.
         """
-        weights = counts / fsum(counts)
-        parts = halves.sum(axis=1, dtype=np.float64)
-        taken, snr = added(parts), None
-        if halves.shape[1] == 2:
-            first, last = (added(halves[:, half].astype(np.float64)) for half in (0, 1))
-            snr = self.noise.measure(square(taken), square(first - last))
+        sums, snr = [added(half.astype(np.float64) for half in halves[:, i]) for i in range(halves.shape[1])], None
+        taken = added(sums)
+        if len(sums) == 2:
+            snr = self.noise.measure(square(taken), square(sums[0] - sums[1]))
         if self.memory is not None:
+            weights, parts = counts / fsum(counts), halves.sum(axis=1, dtype=np.float64)
             estimates = list(parts / weights[:, None])
             corrected = self.memory.corrected(devices, estimates, weights)
             self.memory.remember(round, devices, estimates, counts)

@@ -26,7 +26,6 @@ import numpy as np
 from foreseed.config import Config, Method, enter, fingerprint
 from foreseed.coordinator import Coordinator, Rules, answers
 from foreseed.coordinator.coordinator import State as ServerState
-from foreseed.coordinator.plausible import usual_size
 from foreseed.coordinator.robust import contained, limited, trimmed_mean
 from foreseed.coordinator.sums import Doubles, added
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, Program, rebuild
@@ -115,7 +114,8 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
 
     def estimate(replies: Sequence[Reply]) -> tuple[Doubles, Update, Vector, Vector]:
         counts = sample_counts(rules, replies)
-        update = Update(coordinator.round, b"", stein_coefficients(rules, replies, counts, usual_size(server.recent)))
+        usual = coordinator.usual.size if coordinator.usual else 0.0
+        update = Update(coordinator.round, b"", stein_coefficients(rules, replies, counts, usual))
         return counts, update, *rebuilt_gradient(rules, update, len(server.values), spread_over)
 
     counts, update, gradient, halves = estimate(answered)

@@ -63,8 +63,8 @@ class Workers:
         torch.set_num_threads(self._threads)
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Results in the order of the items; the work is shared out over the threads."""
-        return self._pool.map(work, items)
+        """Results in the order of the items; the work is shared out over the threads, if there are several."""
+        return self._pool.map(work, items) if self.count > 1 else map(work, items)
 
     def engine(self, program: Program) -> Engine:
         """This thread's engine for a program."""
