@@ -453,15 +453,15 @@ def progress_lines() -> Iterator[Callable[[str], None]]:
 
 def _engine_table(result: dict[str, Any]) -> Table:
     names = list(result["cases"][0]["contenders"])
-    table = Table("case", "threads", title="probes a second (and GMAC/s; live weights only for foreseed)")
-    for name in names:
-        table.add_column(name, justify="right")
-    table.add_column("GEMM GMAC/s", justify="right")
-    table.add_column("share", justify="right")
+    # Narrow enough for a terminal of 80 columns.
+    table = Table("case", title="probes a second (and GMAC/s; live weights only for foreseed)")
+    for name in (*(name.replace("_", "\n") for name in names), "GEMM\nGMAC/s", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in result["cases"]:
         cells = [_contender_cell(name, row) for name in names]
         limit = f"{row['gemm_gmac_per_s']:.1f}", f"{row['gemm_share']:.2f}"
-        table.add_row(row["case"], str(row["threads"]), *cells, *limit)
+        threads = f"{row['threads']} thread{'s' if row['threads'] > 1 else ''}"
+        table.add_row(f"{row['case']}\n{threads}", *cells, *limit)
     return table
 
 
@@ -483,7 +483,8 @@ def _contender_cell(name: str, row: dict[str, Any]) -> str:
         return measured
     ratio = row["ratio"].get(name)
     beside = "" if ratio is None else f"\n1/{ratio:.1f}"
-    return f"{measured['probes_per_s']:.3g} ({measured['gmac_per_s']:.1f}){beside}"
+    rate = measured["probes_per_s"]
+    return f"{rate:{',.0f' if rate >= 100 else '.3g'}}\n({measured['gmac_per_s']:.1f}){beside}"
 
 
 def _engine_lines(result: dict[str, Any]) -> Iterator[str]:
