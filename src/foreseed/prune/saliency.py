@@ -25,7 +25,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from foreseed.draws import Draws
-from foreseed.prune.convolution import FewImagesAtATime
+from foreseed.prune.convolution import LiveWeightsAlone
 from foreseed.prune.cost import Cost, forward_flops
 from foreseed.prune.errors import PruneError
 from foreseed.prune.masks import Mask, Scores, prunable
@@ -264,7 +264,7 @@ def mask_gradient(work: nn.Module, pair: Pair, chunk: torch.Tensor) -> tuple[flo
         {name: weights[name] * gate for name, gate in gates.items()} | pair.buffers
         for weights in (pair.weights, pair.moved)
     )
-    with FewImagesAtATime():
+    with LiveWeightsAlone():
         change = logits_of(work, here, chunk) - logits_of(work, there, chunk)
     objective = change.square().sum()
     # A layer that the forward pass never uses has no gradient; zeros let it rank last.
@@ -283,7 +283,7 @@ def _settle_batch_norms(work: nn.Module, weights: dict[str, torch.Tensor], image
     for norm in norms:
         norm.reset_running_stats()
         norm.train()
-    with torch.no_grad(), FewImagesAtATime():
+    with torch.no_grad(), LiveWeightsAlone():
         logits_of(work, weights, images)
     for norm in norms:
         norm.eval()
