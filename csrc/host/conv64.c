@@ -3,15 +3,26 @@
 #include "conv64.h"
 
 #include <string.h>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define TARGET __attribute__((target("avx2,fma")))
+#define WIDTH 4
+#define v_fma _mm256_fmadd_pd
 #else
 #define TARGET
+#define WIDTH 2
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define v_fma(a, b, c) vfmaq_f64((c), (a), (b))
+#else
+#define v_fma(a, b, c) ((a) * (b) + (c))
+#endif
 #endif
 
 enum {
     LANES = 4,
+    PARTS = LANES / WIDTH,
     TILE = 8,  /* sums in registers: enough to hide the latency of a multiply-add */
     BLOCK = 64 /* places, at least, for which a weight's gradient stays in a register */
 };
@@ -20,15 +31,7 @@ enum {
 
 typedef double quad __attribute__((vector_size(32))); /* a number of each of four images */
 typedef double quad_anywhere __attribute__((vector_size(32), aligned(8), may_alias));
-
-INLINE quad fma4(quad a, quad b, quad c) {
-#if defined(__x86_64__)
-    return _mm256_fmadd_pd(a, b, c);
-#else
-    for (int l = 0; l < LANES; l++) c[l] = __builtin_fma(a[l], b[l], c[l]);
-    return c;
-#endif
-}
+typedef double vec __attribute__((vector_size(8 * WIDTH), may_alias)); /* what a register holds of one */
 
 typedef struct {
     double weight;
@@ -145,16 +148,20 @@ TARGET static void store(const quad *sums, uint32_t n, const target *to) {
 
 /* N neighbouring sums over a list of taps. */
 INLINE void sum(const tap *t, const tap *end, const quad *in, ptrdiff_t step, const int N, quad *sums) {
-    quad held[TILE];
+    vec held[TILE][PARTS];
 #pragma GCC unroll 8
-    for (int x = 0; x < N; x++) held[x] = (quad){0};
+    for (int x = 0; x < N; x++)
+        for (int part = 0; part < PARTS; part++) held[x][part] = (vec){0};
     for (; t < end; t++) {
-        const quad weight = {t->weight, t->weight, t->weight, t->weight}, *p = in + t->offset;
+        const vec weight = t->weight - (vec){0}, *p = (const vec *)(in + t->offset);
 #pragma GCC unroll 8
-        for (int x = 0; x < N; x++) held[x] = fma4(weight, p[x * step], held[x]);
+        for (int x = 0; x < N; x++)
+            for (int part = 0; part < PARTS; part++)
+                held[x][part] = v_fma(weight, p[x * step * PARTS + part], held[x][part]);
     }
 #pragma GCC unroll 8
-    for (int x = 0; x < N; x++) sums[x] = held[x];
+    for (int x = 0; x < N; x++)
+        for (int part = 0; part < PARTS; part++) ((vec *)(sums + x))[part] = held[x][part];
 }
 
 INLINE void sum_some(const tap *t, const tap *end, const quad *in, ptrdiff_t step, uint32_t n, quad *sums) {
@@ -275,22 +282,27 @@ typedef struct {
 
 /* Adds a block's part of the gradients of N weights. */
 INLINE void correlate(const tap *t, quad *totals, const block *b, ptrdiff_t step, const int N) {
-    quad sums[TILE];
-    const quad *in[TILE];
+    vec held[TILE][PARTS];
+    const vec *in[TILE];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n++) sums[n] = totals[n], in[n] = b->in + t[n].offset;
+    for (int n = 0; n < N; n++) {
+        in[n] = (const vec *)(b->in + t[n].offset);
+        for (int part = 0; part < PARTS; part++) held[n][part] = ((const vec *)(totals + n))[part];
+    }
     for (uint32_t y = 0; y < b->rows; y++) {
-        const quad *gradient = b->gradient + y * b->gradient_row;
-        for (uint32_t x = 0; x < b->columns; x++) {
-            const quad g = gradient[x];
+        const vec *gradient = (const vec *)(b->gradient + y * b->gradient_row);
+        for (uint32_t x = 0; x < b->columns; x++)
+            for (int part = 0; part < PARTS; part++) {
+                const vec g = gradient[x * PARTS + part];
 #pragma GCC unroll 8
-            for (int n = 0; n < N; n++) sums[n] = fma4(g, in[n][x * step], sums[n]);
-        }
+                for (int n = 0; n < N; n++) held[n][part] = v_fma(g, in[n][x * step * PARTS + part], held[n][part]);
+            }
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) in[n] += b->in_row;
+        for (int n = 0; n < N; n++) in[n] += b->in_row * PARTS;
     }
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n++) totals[n] = sums[n];
+    for (int n = 0; n < N; n++)
+        for (int part = 0; part < PARTS; part++) ((vec *)(totals + n))[part] = held[n][part];
 }
 
 TARGET static void correlate_all(const tap *t, const tap *end, quad *totals, const block *b) {
