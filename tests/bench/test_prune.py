@@ -13,8 +13,8 @@ from foreseed.prune import Settings, convolution, dense_mask
 @pytest.mark.parametrize("model", ["lenet5-hardswish", "resnet20-batch"])
 def test_every_contender_is_timed(model: str) -> None:
     said: list[str] = []
-    settings = Settings((3, 32, 32), redraws=1, batch=3)
-    result = prune.bench_prune([model], [1.0, 0.2], 1e-3, settings, progress=said.append)
+    result = prune.bench_prune([model], [1.0, 0.2], 1e-3, 1, 3, progress=said.append)
+    assert result["settings"] == {"redraws": 1, "batch": 3}
     assert said == [f"{model}, density 1", f"{model}, density 0.2"]
     assert [(row["model"], row["density"]) for row in result["models"]] == [(model, 1.0), (model, 0.2)]
     for row in result["models"]:
@@ -27,7 +27,7 @@ def test_every_contender_is_timed(model: str) -> None:
 def test_contenders_that_do_other_work_are_not_compared(contender: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prune, contender, lambda *_: 1.0)
     with pytest.raises(ForeseedError, match="the times say nothing"):
-        prune.bench_prune(["lenet5-relu"], [1.0], 1e-3, Settings((3, 32, 32), redraws=1, batch=3))
+        prune.bench_prune(["lenet5-relu"], [1.0], 1e-3, 1, 3)
 
 
 def test_torch_multiplies_all_weights_as_it_does_without_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_prune_prints_seconds_and_their_ratio(capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out) == PRUNE_RESULT
     assert main(["bench", "prune", "--models", "lenet5-relu"]) == 0
     out = capsys.readouterr().out
-    for said in ("lenet5-relu", "0.3 ", "0.50", "1.25 (2.50)", "2 threads"):
+    for said in ("lenet5-relu", "0.3 ", "0.50", "1.25 (2.50)", "100 inputs: 5; threads: 2."):
         assert said in out
     assert main(["bench", "prune", "--densities", "2"]) != 0
     assert "expected shares above 0 and at most 1" in capsys.readouterr().err

@@ -24,7 +24,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "resnet20-batch": {"name": "resnet20", "activation": "relu", "norm": "batch"},
 }
 _SHAPE = (3, 32, 32)
-_DEFAULTS = Settings(_SHAPE)
 _STEPS = 5
 """Small ones to the mask of a density: its layers then have about the densities of a real one."""
 # What float32 loses in a difference of two networks' logits; another computation would be off by far more.
@@ -35,11 +34,12 @@ def bench_prune(
     models: Sequence[str],
     densities: Sequence[float] = (1.0,),
     seconds: float = 20.0,
-    settings: Settings = _DEFAULTS,
+    draws: int = 5,
+    batch: int = 100,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Time an iteration of these models under masks of these densities, `seconds` for each; contenders take turns."""
-    rows = []
+    settings, rows = Settings(_SHAPE, draws, batch=batch), []
     for name in models:
         model = build(in_shape=_SHAPE, classes=10, **MODELS[name])
         for density in densities:

@@ -160,6 +160,9 @@ def prune(
     seconds: Annotated[
         float, typer.Option(help="Seconds of timing for each model and density, at least three turns.")
     ] = 20.0,
+    draws: Annotated[
+        int, typer.Option(min=1, help="Draws of 100 inputs an iteration; fewer keep turns short on a shared machine.")
+    ] = 5,
     as_json: Json = False,
 ) -> None:
     """How long an iteration of NTK pruning takes, beside torch's float64, and float32, whose masks are not portable.
@@ -172,11 +175,15 @@ def prune(
 
     names, shares = parse_models(models), parse_densities(densities)
     with progress_lines() as progress:
-        result = bench_prune(names, shares, seconds, progress=progress)
+        result = bench_prune(names, shares, seconds, draws=draws, progress=progress)
     if as_json:
         print(json.dumps(result))
         return
-    Console().print(_prune_table(result))
+    console, settings = Console(), result["settings"]
+    console.print(_prune_table(result))
+    console.print(
+        f"Draws of {settings['batch']} inputs: {settings['redraws']}; threads: {result['threads']}.", highlight=False
+    )
 
 
 @app.command()
@@ -514,7 +521,10 @@ def _code_table(result: dict[str, Any]) -> Table:
 
 
 def _prune_table(result: dict[str, Any]) -> Table:
-    title = f"seconds an iteration, {result['threads']} threads (and how many times those of live weights)"
+    draws = (
+        f"{result['settings']['redraws']} draws of {result['settings']['batch']} inputs, {result['threads']} threads"
+    )
+    title = f"seconds an iteration of {draws} (and how many times those of live weights)"
     table = Table("model", "density", title=title)
     for name in result["models"][0]["seconds"]:
         table.add_column(name, justify="right")
