@@ -23,8 +23,9 @@
 enum {
     LANES = 4,
     PARTS = LANES / WIDTH,
-    TILE = 8,  /* sums in registers: enough to hide the latency of a multiply-add */
-    BLOCK = 64 /* places, at least, for which a weight's gradient stays in a register */
+    TILE = 8,      /* sums in registers: enough to hide the latency of a multiply-add */
+    CHANNELS = 16, /* that sums go over at a time: what a tile reads of them, 15 KB with 3 x 3, is half a first cache */
+    PLACES = 64    /* at least, for which a weight's gradient stays in a register */
 };
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
@@ -46,10 +47,12 @@ typedef struct {
     ptrdiff_t row, channel;
 } maps;
 
-/* Lists of taps, one after the other: list n is taps[starts[n]] to taps[starts[n + 1]]. */
+/* Lists of taps, one after the other: list n is taps[starts[n]] to taps[starts[n + 1]]. There is one for each block of
+ * channels that sums go over and, within it, for each channel that has sums. */
 typedef struct {
     tap *taps;
-    uint32_t *starts, count;
+    uint32_t *starts, channels, blocks;
+    quad *sums; /* of a tile of every channel */
 } lists;
 
 static size_t aligned(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
@@ -72,14 +75,18 @@ static size_t weights_of(const fs_conv64 *c) { return (size_t)c->out * c->in * c
 
 static size_t image_of(const maps *m) { return (size_t)m->channels * m->size[0] * m->size[1]; }
 
-static size_t lists_bytes(const fs_conv64 *c, size_t count) {
-    return aligned((weights_of(c) + 1) * sizeof(tap)) + aligned((count + 1) * sizeof(uint32_t));
+static uint32_t blocks_of(uint32_t channels) { return (channels + CHANNELS - 1) / CHANNELS; }
+
+/* Of the sums of so many channels, over blocks of so many others, in so many phases. */
+static size_t lists_bytes(const fs_conv64 *c, uint32_t to, uint32_t from, uint32_t phases) {
+    return aligned((weights_of(c) + 1) * sizeof(tap)) +
+           aligned(((size_t)to * blocks_of(from) * phases + 1) * sizeof(uint32_t)) + aligned(to * TILE * sizeof(quad));
 }
 
 size_t fs_conv64_scratch(const fs_conv64 *c) {
     const maps in = inputs_of(c), out = outputs_of(c);
-    return bytes_of(&in) + bytes_of(&out) + lists_bytes(c, c->out) +
-           lists_bytes(c, (size_t)c->in * c->stride[0] * c->stride[1]) + aligned(weights_of(c) * sizeof(quad));
+    return bytes_of(&in) + bytes_of(&out) + lists_bytes(c, c->out, c->in, 1) +
+           lists_bytes(c, c->in, c->out, c->stride[0] * c->stride[1]) + aligned(weights_of(c) * sizeof(quad));
 }
 
 static void *take(char **scratch, size_t bytes) {
@@ -93,9 +100,12 @@ static void clear(maps *m, char **scratch) {
     memset(m->quads, 0, bytes_of(m));
 }
 
-static lists new_lists(const fs_conv64 *c, uint32_t count, char **scratch) {
-    tap *taps = take(scratch, (weights_of(c) + 1) * sizeof(tap));
-    return (lists){taps, take(scratch, (count + 1) * sizeof(uint32_t)), count};
+static lists new_lists(const fs_conv64 *c, uint32_t to, uint32_t from, uint32_t phases, char **scratch) {
+    lists l = {.channels = to, .blocks = blocks_of(from)};
+    l.taps = take(scratch, (weights_of(c) + 1) * sizeof(tap));
+    l.starts = take(scratch, ((size_t)to * l.blocks * phases + 1) * sizeof(uint32_t));
+    l.sums = take(scratch, to * TILE * sizeof(quad));
+    return l;
 }
 
 static quad *place(const maps *m, uint32_t channel, ptrdiff_t y, ptrdiff_t x) {
@@ -151,7 +161,7 @@ INLINE void sum(const tap *t, const tap *end, const quad *in, ptrdiff_t step, co
     vec held[TILE][PARTS];
 #pragma GCC unroll 8
     for (int x = 0; x < N; x++)
-        for (int part = 0; part < PARTS; part++) held[x][part] = (vec){0};
+        for (int part = 0; part < PARTS; part++) held[x][part] = ((const vec *)(sums + x))[part];
     for (; t < end; t++) {
         const vec weight = t->weight - (vec){0}, *p = (const vec *)(in + t->offset);
 #pragma GCC unroll 8
@@ -177,38 +187,45 @@ INLINE void sum_some(const tap *t, const tap *end, const quad *in, ptrdiff_t ste
     }
 }
 
-/* The sums of every channel along a row: list n is channel n's. Channels take turns while their input is in cache. */
+/* The sums of every channel along a row. Channels take turns while what they read is in cache. */
 TARGET static void sum_row(const lists *l, const quad *in, ptrdiff_t step, uint32_t columns, target to, size_t plane) {
     const uint32_t tiles = (columns + TILE - 1) / TILE;
     double *row = to.first;
     for (uint32_t tile = 0; tile < tiles; tile++) {
         const uint32_t x = columns * tile / tiles, n = columns * (tile + 1) / tiles - x;
-        for (uint32_t channel = 0; channel < l->count; channel++) {
-            const tap *t = l->taps + l->starts[channel], *end = l->taps + l->starts[channel + 1];
-            quad sums[TILE];
-            /* A step that the compiler knows costs no arithmetic of addresses. */
-            if (step == 1) sum_some(t, end, in + x, 1, n, sums);
-            else if (step == 2) sum_some(t, end, in + x * 2, 2, n, sums);
-            else sum_some(t, end, in + x * step, step, n, sums);
+        const uint32_t *start = l->starts;
+        memset(l->sums, 0, l->channels * TILE * sizeof(quad));
+        for (uint32_t block = 0; block < l->blocks; block++)
+            for (uint32_t channel = 0; channel < l->channels; channel++, start++) {
+                const tap *t = l->taps + start[0], *end = l->taps + start[1];
+                quad *sums = l->sums + channel * TILE;
+                /* A step that the compiler knows costs no arithmetic of addresses. */
+                if (step == 1) sum_some(t, end, in + x, 1, n, sums);
+                else if (step == 2) sum_some(t, end, in + x * 2, 2, n, sums);
+                else sum_some(t, end, in + x * step, step, n, sums);
+            }
+        for (uint32_t channel = 0; channel < l->channels; channel++) {
             to.first = row + channel * plane + x * to.step;
-            store(sums, n, &to);
+            store(l->sums + channel * TILE, n, &to);
         }
     }
 }
 
-/* For every output channel, where its live weights find the input of an output's place. */
+/* Where live weights find the input of an output's place. */
 static void list_inputs(const fs_conv64 *c, const maps *in, const double *weights, lists *l) {
-    uint32_t n = 0, index = 0;
-    for (uint32_t o = 0; o < c->out; o++) {
-        l->starts[o] = n;
-        for (uint32_t i = 0; i < c->in; i++)
-            for (uint32_t ky = 0; ky < c->kernel[0]; ky++)
-                for (uint32_t kx = 0; kx < c->kernel[1]; kx++, index++) {
-                    l->taps[n] = (tap){weights[index], (int32_t)(i * in->channel + ky * in->row + kx), index};
-                    n += weights[index] != 0; /* no branch, which nothing could foretell */
-                }
-    }
-    l->starts[c->out] = n;
+    uint32_t n = 0, list = 0;
+    for (uint32_t block = 0; block < c->in; block += CHANNELS)
+        for (uint32_t o = 0; o < c->out; o++) {
+            l->starts[list++] = n;
+            for (uint32_t i = block; i < c->in && i < block + CHANNELS; i++)
+                for (uint32_t ky = 0; ky < c->kernel[0]; ky++)
+                    for (uint32_t kx = 0; kx < c->kernel[1]; kx++) {
+                        const uint32_t index = ((o * c->in + i) * c->kernel[0] + ky) * c->kernel[1] + kx;
+                        l->taps[n] = (tap){weights[index], (int32_t)(i * in->channel + ky * in->row + kx), index};
+                        n += weights[index] != 0; /* no branch, which nothing could foretell */
+                    }
+        }
+    l->starts[list] = n;
 }
 
 /* The outputs that places of an input row (or column) lead to by a weight k, or -1 where they lead to none. Places lie
@@ -218,18 +235,18 @@ static int32_t leads_to(const fs_conv64 *c, int axis, uint32_t phase, uint32_t k
     return at % stride ? -1 : at / stride + (int32_t)c->kernel[axis];
 }
 
-/* For every phase and input channel, where its live weights find the outputs that they lead to. */
+/* For every phase, where live weights find the outputs that an input's place leads to. */
 static void list_outputs(const fs_conv64 *c, const maps *out, const double *weights, lists *l) {
     uint32_t n = 0, list = 0;
-    for (uint32_t py = 0; py < c->stride[0]; py++)
-        for (uint32_t px = 0; px < c->stride[1]; px++)
+    for (uint32_t phase = 0; phase < c->stride[0] * c->stride[1]; phase++)
+        for (uint32_t block = 0; block < c->out; block += CHANNELS)
             for (uint32_t i = 0; i < c->in; i++) {
                 l->starts[list++] = n;
-                for (uint32_t o = 0; o < c->out; o++)
+                for (uint32_t o = block; o < c->out && o < block + CHANNELS; o++)
                     for (uint32_t ky = 0; ky < c->kernel[0]; ky++) {
-                        const int32_t y = leads_to(c, 0, py, ky);
+                        const int32_t y = leads_to(c, 0, phase / c->stride[1], ky);
                         for (uint32_t kx = 0; y >= 0 && kx < c->kernel[1]; kx++) {
-                            const int32_t x = leads_to(c, 1, px, kx);
+                            const int32_t x = leads_to(c, 1, phase % c->stride[1], kx);
                             const uint32_t index = ((o * c->in + i) * c->kernel[0] + ky) * c->kernel[1] + kx;
                             l->taps[n] = (tap){weights[index], (int32_t)(o * out->channel + y * out->row + x), index};
                             n += x >= 0 && weights[index] != 0;
@@ -247,7 +264,7 @@ void fs_conv64_forward(const fs_conv64 *c, const double *images, const double *w
     char *rest = scratch;
     maps in = inputs_of(c);
     clear(&in, &rest);
-    lists l = new_lists(c, c->out, &rest);
+    lists l = new_lists(c, c->out, c->in, 1, &rest);
     list_inputs(c, &in, weights, &l);
     const size_t plane = (size_t)c->out_size[0] * c->out_size[1];
     for (uint32_t image = 0; image < c->images; image += LANES) {
@@ -266,22 +283,23 @@ static void images_backward(const fs_conv64 *c, const maps *out, const lists *l,
     for (uint32_t y = 0; y < c->in_size[0]; y++)
         for (uint32_t px = 0; px < c->stride[1]; px++) {
             const uint32_t phase = y % c->stride[0] * c->stride[1] + px;
-            const lists own = {l->taps, l->starts + phase * c->in, c->in};
+            lists own = *l;
+            own.starts += phase * c->in * l->blocks;
             const uint32_t columns = (c->in_size[1] + c->stride[1] - 1 - px) / c->stride[1];
             const target to = {gradient + (size_t)y * c->in_size[1] + px, c->in * plane, c->stride[1], count};
             sum_row(&own, out->quads + y / c->stride[0] * out->row, 1, columns, to, plane);
         }
 }
 
-/* A block of rows of a channel's gradient, and the input that its first place reads by an offset of 0. */
+/* Some rows of a channel's gradient, and the input that their first place reads by an offset of 0. */
 typedef struct {
     const quad *gradient, *in;
     ptrdiff_t gradient_row, in_row, step;
-    uint32_t rows, columns;
-} block;
+    uint32_t count, columns;
+} rows;
 
-/* Adds a block's part of the gradients of N weights. */
-INLINE void correlate(const tap *t, quad *totals, const block *b, ptrdiff_t step, const int N) {
+/* Adds what some rows give to the gradients of N weights. */
+INLINE void correlate(const tap *t, quad *totals, const rows *b, ptrdiff_t step, const int N) {
     vec held[TILE][PARTS];
     const vec *in[TILE];
 #pragma GCC unroll 8
@@ -289,7 +307,7 @@ INLINE void correlate(const tap *t, quad *totals, const block *b, ptrdiff_t step
         in[n] = (const vec *)(b->in + t[n].offset);
         for (int part = 0; part < PARTS; part++) held[n][part] = ((const vec *)(totals + n))[part];
     }
-    for (uint32_t y = 0; y < b->rows; y++) {
+    for (uint32_t y = 0; y < b->count; y++) {
         const vec *gradient = (const vec *)(b->gradient + y * b->gradient_row);
         for (uint32_t x = 0; x < b->columns; x++)
             for (int part = 0; part < PARTS; part++) {
@@ -305,30 +323,44 @@ INLINE void correlate(const tap *t, quad *totals, const block *b, ptrdiff_t step
         for (int part = 0; part < PARTS; part++) ((vec *)(totals + n))[part] = held[n][part];
 }
 
-TARGET static void correlate_all(const tap *t, const tap *end, quad *totals, const block *b) {
-    for (; t + TILE <= end; t += TILE, totals += TILE)
-        if (b->step == 1) correlate(t, totals, b, 1, TILE);
-        else correlate(t, totals, b, b->step, TILE);
-    for (; t + 4 <= end; t += 4, totals += 4) correlate(t, totals, b, b->step, 4);
-    for (; t < end; t++, totals++) correlate(t, totals, b, b->step, 1);
+INLINE void correlate_some(const tap *t, uint32_t n, quad *totals, const rows *b, ptrdiff_t step) {
+    switch (n) {
+    case 1: correlate(t, totals, b, step, 1); break;
+    case 2: correlate(t, totals, b, step, 2); break;
+    case 3: correlate(t, totals, b, step, 3); break;
+    case 4: correlate(t, totals, b, step, 4); break;
+    case 5: correlate(t, totals, b, step, 5); break;
+    case 6: correlate(t, totals, b, step, 6); break;
+    case 7: correlate(t, totals, b, step, 7); break;
+    default: correlate(t, totals, b, step, 8);
+    }
+}
+
+TARGET static void correlate_all(const tap *t, const tap *end, quad *totals, const rows *b) {
+    for (; t < end; t += TILE, totals += TILE) {
+        const uint32_t n = end - t < TILE ? (uint32_t)(end - t) : TILE;
+        if (b->step == 1) correlate_some(t, n, totals, b, 1);
+        else correlate_some(t, n, totals, b, b->step);
+    }
 }
 
 /* Adds what four images give to the gradients of live weights, lane by lane. */
 static void weights_backward(const fs_conv64 *c, const maps *in, const maps *out, const lists *l, quad *totals) {
-    const uint32_t at_a_time = (BLOCK + c->out_size[1] - 1) / c->out_size[1];
-    block b = {.gradient_row = out->row, .in_row = c->stride[0] * in->row, .step = c->stride[1], .columns = c->out_size[1]};
+    const uint32_t at_a_time = (PLACES + c->out_size[1] - 1) / c->out_size[1];
+    rows b = {.gradient_row = out->row, .in_row = c->stride[0] * in->row, .step = c->stride[1]};
+    b.columns = c->out_size[1];
     for (uint32_t y = 0; y < c->out_size[0]; y += at_a_time) {
-        b.rows = c->out_size[0] - y < at_a_time ? c->out_size[0] - y : at_a_time;
+        b.count = c->out_size[0] - y < at_a_time ? c->out_size[0] - y : at_a_time;
         b.in = in->quads + y * b.in_row;
-        for (uint32_t o = 0; o < c->out; o++) {
-            b.gradient = place(out, o, y, 0);
-            correlate_all(l->taps + l->starts[o], l->taps + l->starts[o + 1], totals + l->starts[o], &b);
+        for (uint32_t n = 0; n < l->blocks * c->out; n++) {
+            b.gradient = place(out, n % c->out, y, 0);
+            correlate_all(l->taps + l->starts[n], l->taps + l->starts[n + 1], totals + l->starts[n], &b);
         }
     }
 }
 
 static void add_lanes(const lists *l, const quad *totals, double *gradient) {
-    for (uint32_t n = 0; n < l->starts[l->count]; n++)
+    for (uint32_t n = 0; n < l->starts[l->blocks * l->channels]; n++)
         gradient[l->taps[n].index] = (totals[n][0] + totals[n][1]) + (totals[n][2] + totals[n][3]);
 }
 
@@ -338,11 +370,12 @@ void fs_conv64_backward(const fs_conv64 *c, const double *images, const double *
     maps in = inputs_of(c), out = outputs_of(c);
     clear(&in, &rest);
     clear(&out, &rest);
-    lists inputs = new_lists(c, c->out, &rest), outputs = new_lists(c, c->in * c->stride[0] * c->stride[1], &rest);
+    lists inputs = new_lists(c, c->out, c->in, 1, &rest);
+    lists outputs = new_lists(c, c->in, c->out, c->stride[0] * c->stride[1], &rest);
     list_inputs(c, &in, weights, &inputs);
     if (images_gradient) list_outputs(c, &out, weights, &outputs);
     quad *totals = take(&rest, weights_of(c) * sizeof(quad));
-    memset(totals, 0, inputs.starts[inputs.count] * sizeof(quad));
+    memset(totals, 0, weights_of(c) * sizeof(quad));
     memset(weights_gradient, 0, weights_of(c) * sizeof(double));
     const size_t in_image = image_of(&in), out_image = image_of(&out);
     for (uint32_t image = 0; image < c->images; image += LANES) {

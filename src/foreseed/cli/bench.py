@@ -521,11 +521,7 @@ def _code_table(result: dict[str, Any]) -> Table:
 
 
 def _prune_table(result: dict[str, Any]) -> Table:
-    draws = (
-        f"{result['settings']['redraws']} draws of {result['settings']['batch']} inputs, {result['threads']} threads"
-    )
-    title = f"seconds an iteration of {draws} (and how many times those of live weights)"
-    table = Table("model", "density", title=title)
+    table = Table("model", "density", title="seconds an iteration (and how many times those of live weights)")
     for name in result["models"][0]["seconds"]:
         table.add_column(name, justify="right")
     for row in result["models"]:
