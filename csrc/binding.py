@@ -8,7 +8,7 @@ from cffi import FFI
 
 HERE = Path(__file__).parent
 SOURCES = sorted(str(path.relative_to(HERE)) for path in [*HERE.glob("*.c"), *HERE.glob("host/*.c")])
-HEADERS = ("foreseed.h", "host/guard.h", "host/clock.h", "host/rounds.h")
+HEADERS = ("foreseed.h", "host/guard.h", "host/clock.h", "host/rounds.h", "host/conv64.h")
 CALLED_BACK = 'extern "Python" void fs_done(void *context, uint32_t first, uint32_t count);'
 
 # Contraction off: only where the code says fma is one used, so that all machines give the same bits.

@@ -72,7 +72,14 @@ ESTIMATE_RESULT = {
 }  # fmt: skip
 
 PRUNE_RESULT = {
-    "models": [{"model": "lenet5-relu", "seconds": {"float64": 0.5, "float32": 0.25}, "ratio": {"float32": 2.0}}],
+    "models": [
+        {
+            "model": "lenet5-relu",
+            "density": 0.3,
+            "seconds": {"live weights": 0.5, "torch": 1.25},
+            "ratio": {"torch": 2.5},
+        }
+    ],
     "threads": 2,
     "settings": {"redraws": 5, "batch": 100},
     "machine": {},
@@ -167,8 +174,10 @@ def test_prune_prints_seconds_and_their_ratio(capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out) == PRUNE_RESULT
     assert main(["bench", "prune", "--models", "lenet5-relu"]) == 0
     out = capsys.readouterr().out
-    for said in ("lenet5-relu", "0.50", "0.25 (2.00)", "2 threads"):
+    for said in ("lenet5-relu", "0.3 ", "0.50", "1.25 (2.50)", "100 inputs: 5; threads: 2."):
         assert said in out
+    assert main(["bench", "prune", "--densities", "2"]) != 0
+    assert "expected shares above 0 and at most 1" in capsys.readouterr().err
 
 
 def test_pruners_prints_accuracies_and_their_spread(capsys: pytest.CaptureFixture[str]) -> None:

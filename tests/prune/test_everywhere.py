@@ -1,4 +1,4 @@
-"""A mask is the same bits whatever kernels torch runs, with any number of threads."""
+"""A mask is the same bits whatever kernels torch runs, with any number of threads, with the C engine's and without."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from foreseed.engine import native
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,9 +27,9 @@ def kernels() -> list[str]:
     return every[: 1 + every.index(best)]
 
 
-def in_a_process(chosen: str, threads: int, onednn: bool) -> dict[str, Any]:
+def in_a_process(chosen: str, isa: str, threads: int, onednn: bool) -> dict[str, Any]:
     words = [sys.executable, "-m", "tests.prune.everywhere", "2", str(threads), str(int(onednn))]
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": chosen}
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": chosen, "FORESEED_ISA": isa}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
 
@@ -35,10 +37,15 @@ def in_a_process(chosen: str, threads: int, onednn: bool) -> dict[str, Any]:
 @pytest.mark.slow
 def test_masks_do_not_depend_on_kernels_or_threads() -> None:
     found = {
-        (chosen, threads, onednn): in_a_process(chosen, threads, onednn)
+        (chosen, isa, threads, onednn): in_a_process(chosen, isa, threads, onednn)
         for i, chosen in enumerate(kernels())
-        # Every set of kernels with one thread and with two, with oneDNN and without.
-        for threads, onednn in ([(1, True), (2, False)] if i % 2 else [(2, True), (1, False)])
+        # Every set of kernels with one thread and with two, with oneDNN and without, with live weights alone (C) and
+        # with all of them (torch).
+        for isa, threads, onednn in (
+            [(native.isas()[0], 1, True), ("plain", 2, False)]
+            if i % 2
+            else [("plain", 2, True), (native.isas()[0], 1, False)]
+        )
     }
     assert {result["kernels"].lower() for result in found.values()} == set(kernels()), "torch was not made to change"
     first, *others = (result["masks"] for result in found.values())

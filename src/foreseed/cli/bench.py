@@ -154,23 +154,36 @@ def prune(
     models: Annotated[
         str | None, typer.Option(help="Which models, such as lenet5-relu,resnet20-batch; all if not given.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Seconds of timing for each model, at least three turns.")] = 20.0,
+    densities: Annotated[
+        str, typer.Option(help="Shares of weights that live, since a pruning goes from 1 to a small one.")
+    ] = "1,0.3,0.1",
+    seconds: Annotated[
+        float, typer.Option(help="Seconds of timing for each model and density, at least three turns.")
+    ] = 20.0,
+    draws: Annotated[
+        int, typer.Option(min=1, help="Draws of 100 inputs an iteration; fewer keep turns short on a shared machine.")
+    ] = 5,
     as_json: Json = False,
 ) -> None:
-    """How long an iteration of NTK pruning takes in float64, beside float32, whose masks depend on the machine.
+    """How long an iteration of NTK pruning takes, beside torch's float64, and float32, whose masks are not portable.
 
-    Example: foreseed bench prune --models lenet5-hardswish
+    Example: foreseed bench prune --models lenet5-hardswish --densities 1,0.1
     """
     _need_engine()
     from foreseed.bench.prune import bench_prune, parse_models
+    from foreseed.bench.pruners import parse_densities
 
-    names = parse_models(models)
+    names, shares = parse_models(models), parse_densities(densities)
     with progress_lines() as progress:
-        result = bench_prune(names, seconds, progress=progress)
+        result = bench_prune(names, shares, seconds, draws=draws, progress=progress)
     if as_json:
         print(json.dumps(result))
         return
-    Console().print(_prune_table(result))
+    console, settings = Console(), result["settings"]
+    console.print(_prune_table(result))
+    console.print(
+        f"Draws of {settings['batch']} inputs: {settings['redraws']}; threads: {result['threads']}.", highlight=False
+    )
 
 
 @app.command()
@@ -509,7 +522,7 @@ def _code_table(result: dict[str, Any]) -> Table:
 
 
 def _prune_table(result: dict[str, Any]) -> Table:
-    table = Table("model", title=f"seconds an iteration, {result['threads']} threads (and float64's time over it)")
+    table = Table("model", "density", title="seconds an iteration (and how many times those of live weights)")
     for name in result["models"][0]["seconds"]:
         table.add_column(name, justify="right")
     for row in result["models"]:
@@ -517,7 +530,7 @@ def _prune_table(result: dict[str, Any]) -> Table:
             f"{seconds:.2f}" + (f" ({row['ratio'][name]:.2f})" if name in row["ratio"] else "")
             for name, seconds in row["seconds"].items()
         ]
-        table.add_row(row["model"], *cells)
+        table.add_row(row["model"], f"{row['density']:g}", *cells)
     return table
 
 

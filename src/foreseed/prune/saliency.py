@@ -25,7 +25,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from foreseed.draws import Draws
-from foreseed.prune.convolution import FewImagesAtATime
+from foreseed.prune.convolution import FewImagesAtATime, LiveWeightsAlone
 from foreseed.prune.cost import Cost, forward_flops
 from foreseed.prune.errors import PruneError
 from foreseed.prune.masks import Mask, Scores, prunable
@@ -199,7 +199,7 @@ def _objective_flops(work: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 
 def _accumulate(work: nn.Module, mask: Mask, batches: Sequence[Batch], settings: Settings) -> tuple[Scores, float]:
-    """|sum of the signed mask gradients of all batches|, and the sum of their objectives.
+    """|sum of the signed mask gradients of all batches|, zero for pruned weights, and the sum of their objectives.
 
     Signs must survive until the end: the saliency is the size of the mean gradient, not the mean of the sizes.
     Chunks of the batches are worked on side by side, and added up in their order.
@@ -215,7 +215,7 @@ def _accumulate(work: nn.Module, mask: Mask, batches: Sequence[Batch], settings:
                 objective += value
                 for name, gradient in gradients.items():
                     total[name] += gradient
-    return {name: gradient.abs() for name, gradient in total.items()}, objective
+    return {name: gradient.abs() * mask[name] for name, gradient in total.items()}, objective
 
 
 class Pair(NamedTuple):
@@ -230,7 +230,13 @@ class Pair(NamedTuple):
     """Such as BatchNorm's statistics, which both share."""
 
 
-def draw_pair(work: nn.Module, mask: Mask, batch: Batch, settings: Settings) -> Pair:
+def draw_pair(
+    work: nn.Module,
+    mask: Mask,
+    batch: Batch,
+    settings: Settings,
+    convolve: Callable[[], FewImagesAtATime] = LiveWeightsAlone,
+) -> Pair:
     """The networks and inputs of one draw, in the precision of the working copy."""
     draws, images = batch
     layers = prunable(work)
@@ -245,7 +251,8 @@ def draw_pair(work: nn.Module, mask: Mask, batch: Batch, settings: Settings) -> 
         weights = {name: normals(w.shape) * math.sqrt(2 / w[0].numel()) for name, w in weights.items()}
     moved = {name: weight + settings.epsilon * normals(weight.shape) for name, weight in weights.items()}
     gates = {name: mask[name].to(dtype) for name in weights}
-    _settle_batch_norms(work, {name: weights[name] * gates[name] for name in weights}, inputs)
+    with convolve():
+        _settle_batch_norms(work, {name: weights[name] * gates[name] for name in weights}, inputs)
     buffers = {name: buffer.clone() for name, buffer in work.named_buffers()}
     return Pair(inputs, weights, moved, gates, buffers)
 
@@ -257,14 +264,22 @@ def logits_of(work: nn.Module, weights: dict[str, torch.Tensor], images: torch.T
     return logits
 
 
-def mask_gradient(work: nn.Module, pair: Pair, chunk: torch.Tensor) -> tuple[float, Scores]:
-    """F of some inputs and its gradient with respect to the mask that both networks share (Eq. 13)."""
+def mask_gradient(
+    work: nn.Module,
+    pair: Pair,
+    chunk: torch.Tensor,
+    convolve: Callable[[], FewImagesAtATime] = LiveWeightsAlone,
+) -> tuple[float, Scores]:
+    """F of some inputs and its gradient with respect to the mask that both networks share (Eq. 13).
+
+    Pruned weights may have no gradient: `convolve` can skip them, since they stay pruned anyway.
+    """
     gates = {name: gate.clone().requires_grad_() for name, gate in pair.gates.items()}
     here, there = (
         {name: weights[name] * gate for name, gate in gates.items()} | pair.buffers
         for weights in (pair.weights, pair.moved)
     )
-    with FewImagesAtATime():
+    with convolve():
         change = logits_of(work, here, chunk) - logits_of(work, there, chunk)
     objective = change.square().sum()
     # A layer that the forward pass never uses has no gradient; zeros let it rank last.
@@ -283,7 +298,7 @@ def _settle_batch_norms(work: nn.Module, weights: dict[str, torch.Tensor], image
     for norm in norms:
         norm.reset_running_stats()
         norm.train()
-    with torch.no_grad(), FewImagesAtATime():
+    with torch.no_grad():
         logits_of(work, weights, images)
     for norm in norms:
         norm.eval()
