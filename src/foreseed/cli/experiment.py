@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +14,9 @@ from rich.table import Table
 
 from foreseed.config import Config, ConfigError, arms, load
 from foreseed.engine import Program
+
+if TYPE_CHECKING:
+    from foreseed.runs import Summary
 
 # Heavy rooms (torch, matplotlib) are imported by the commands that need them: `--help` stays quick.
 
@@ -33,6 +36,7 @@ At = Annotated[
     int | None,
     typer.Option(metavar="ROUND", min=1, help="With --resume: go back to this round (`foreseed runs RUN` lists them)."),
 ]
+On = Annotated[str, typer.Option(metavar="ray[://HOST:PORT]", help="Work on Ray: here, or on a cluster that is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no words on the result.")]
 
 
@@ -61,6 +65,7 @@ def run(
         Path | None, typer.Option(help="A served run's folder: ask the devices that answered there, round by round.")
     ] = None,
     track: Track = "",
+    on: On = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -71,7 +76,7 @@ def run(
     One that went wrong: foreseed run --out runs/k100 --resume --at 40 train.lr=0.001
     """
     asked = ask(tracked(words, track), out, resume, at)
-    summary = run_one(asked, quiet or as_json, like, described(asked, words or []))
+    summary = run_one(asked, quiet or as_json, like, described(asked, words or []), on)
     folder = asked.folder
     finish([folder], folder, as_json, summary, explained=not quiet)
 
@@ -85,6 +90,7 @@ def compare(
     out: Out = None,
     resume: Annotated[bool, typer.Option(help="Go on with a comparison that was stopped or killed.")] = False,
     track: Track = "",
+    on: On = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -94,11 +100,14 @@ def compare(
     """
     runs = _arms(tracked(words, track), methods, seeds)
     folder = out or Path("runs") / "-vs-".join(dict.fromkeys(arm.method for arm in runs))
-    summaries, folders = [], []
-    for arm in runs:
-        folders.append(folder / arm.run_name)
-        going_on = resume and (folders[-1] / "config.toml").exists()
-        summaries.append(run_one(Asked(arm, folders[-1], going_on), quiet or as_json))
+    folders = [folder / arm.run_name for arm in runs]
+    if on:
+        summaries = _whole_runs(runs, folders, on, quiet or as_json)
+    else:
+        summaries = [
+            run_one(Asked(arm, place, resume and (place / "config.toml").exists()), quiet or as_json)
+            for arm, place in zip(runs, folders, strict=True)
+        ]
     finish(folders, folder, as_json, summaries, explained=not quiet)
 
 
@@ -141,14 +150,34 @@ def prune(
     console.print(f"mask: {out}")
 
 
-def run_one(asked: Asked, quiet: bool, like: Path | None = None, first: Sequence[str] = ()) -> dict[str, Any]:
+def run_one(
+    asked: Asked, quiet: bool, like: Path | None = None, first: Sequence[str] = (), on: str = ""
+) -> dict[str, Any]:
+    """Run what was asked for on simulated devices, with a live line; returns the summary."""
     from foreseed.cli.progress import Watcher
     from foreseed.simulate import read_example, run_simulated
 
     example = None if like is None else read_example(like, asked.config)
     with Watcher(Console(stderr=True), quiet, first) as watch:
-        summary = run_simulated(asked.config, asked.folder, **asked.how, watch=watch, like=example)
+        summary = run_simulated(asked.config, asked.folder, **asked.how, watch=watch, like=example, on=on)
     return summary.model_dump()
+
+
+def _whole_runs(runs: Sequence[Config], folders: Sequence[Path], on: str, quiet: bool) -> list[dict[str, Any]]:
+    """Arms side by side on Ray, each a whole run; what is finished in its folder is not run again."""
+    from foreseed.sweep import run_configs
+
+    console = Console(stderr=True, markup=False, highlight=False)
+
+    def told(index: int, outcome: Summary | str) -> None:
+        if isinstance(outcome, str):
+            raise ConfigError(outcome)
+        if not quiet:
+            said = f"{runs[index].run_name}: {100 * outcome.last_mean_accuracy:.1f} %"
+            console.print(said, soft_wrap=True)
+
+    results = run_configs(list(zip(runs, folders, strict=True)), told, on=on)
+    return [result.model_dump() for result in results if not isinstance(result, str)]
 
 
 def finish(runs: list[Path], folder: Path, as_json: bool, result: Any, explained: bool = False) -> None:

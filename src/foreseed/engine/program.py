@@ -56,6 +56,10 @@ class Program(ProgramHead):
         self.ops: tuple[Op, ...] = tuple(ops)
         self._names = tuple(names) if len(names) == n_ops else ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is worked out from the bytes holds functions, which do not travel between processes.
+        return Program, (self.bytes, self._names)
+
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """Every op with what it reads, makes and holds."""

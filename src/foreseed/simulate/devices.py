@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class Elsewhere(Protocol):
+    """Other processes that hold the same devices, and work in place of this one's threads."""
+
+    def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]: ...
+    def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]: ...
+    def gradients(self, job: Job) -> Iterator[LocalResult]: ...
+    def close(self) -> None: ...
+
+
 class SimulatedDevices:
     """All devices of a population; results are the same bits for any number of workers."""
 
@@ -34,14 +43,18 @@ class SimulatedDevices:
         population: Population,
         participants: Sequence[Sequence[int]] | None = None,
         workers: Workers | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """`participants` of every round, to go through a run of real devices again; sampled, if not given."""
         self.task, self.population, self.participants = task, population, participants
+        self._elsewhere = elsewhere
         self._workers = workers or Workers(task)
         self._trainer: tuple[Program | None, LocalTrainer | None] = (None, None)
 
     def close(self) -> None:
         self._workers.close()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         return self._workers.map(work, items)
@@ -76,10 +89,14 @@ class SimulatedDevices:
         return Traffic(up, down, {"refused": refused} if refused else {})
 
     def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]:
+        if self._elsewhere is not None:
+            return self._elsewhere.visit(program, devices, work)
         self._prepare_trainer(program)
-        yield from self.map(
-            lambda device: work(Local(device, *self.population.images(device), self._own_trainer(program))), devices
-        )
+
+        def visited(device: int) -> R:
+            return work(Local(device, *self.population.images(device), self._own_trainer(program)))
+
+        return iter(self.map(visited, devices))
 
     def train(self, job: Job) -> Iterator[LocalResult]:
         t, seed = self.task.config.train, self.task.config.seed
@@ -94,6 +111,9 @@ class SimulatedDevices:
         return self.visit(job.program, job.devices, client_update)
 
     def gradients(self, job: Job) -> Iterator[LocalResult]:
+        if self._elsewhere is not None:
+            return self._elsewhere.gradients(job)
+
         def gradient(local: Local) -> LocalResult:
             stats = self._batch_stats(job.program, job.values, local.device)
             parts, loss = local.trainer.gradient(
@@ -106,6 +126,8 @@ class SimulatedDevices:
 
     def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
         """Every device's reply. All of them hold the server's values (a catch-up proves that by its hash)."""
+        if self._elsewhere is not None:
+            return self._elsewhere.replies(orders, program, values)
         if self.task.config.engine == "exact":
             self._prepare_trainer(program)
         # The largest shards first, so that no thread is left with one at the end.

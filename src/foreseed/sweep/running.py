@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,53 +27,88 @@ class Outcome:
 
 
 def run_all(
-    points: Sequence[Point], folder: Path, jobs: int, progress: Callable[[Outcome, int], None] = lambda *_: None
+    points: Sequence[Point],
+    folder: Path,
+    jobs: int,
+    progress: Callable[[Outcome, int], None] = lambda *_: None,
+    on: str = "",
 ) -> list[Outcome]:
-    """Run all points, `jobs` at a time; what is finished in the folder counts, what was stopped there goes on.
+    """Run all points, `jobs` at a time, or as many as a Ray cluster has cores; results come in the points' order.
 
     `progress` is told of each outcome, with the number of those that are known. A point that fails leaves the others
-    alone. Results come in the order of the points.
+    alone.
     """
     found: dict[int, Outcome] = {}
 
-    def note(index: int, outcome: Outcome) -> None:
-        found[index] = outcome
-        progress(outcome, len(found))
+    def note(index: int, result: Summary | str) -> None:
+        point = points[index]
+        summary, failure = (None, result) if isinstance(result, str) else (result, "")
+        found[index] = Outcome(point, folder / point.folder, summary, failure)
+        progress(found[index], len(found))
 
-    missing = []
-    for index, point in enumerate(points):
-        at = folder / point.folder
-        if is_finished(at, point.config):
-            note(index, Outcome(point, at, read_run(at).summary))
-        else:
-            missing.append(index)
-    with _executor(min(jobs, len(missing))) as executor:
-        futures: dict[Future[Summary | str], int] = {
-            executor.submit(_run, points[index].named, folder / points[index].folder): index for index in missing
-        }
-        for future in as_completed(futures):
-            index, result = futures[future], future.result()
-            at = folder / points[index].folder
-            if isinstance(result, str):
-                note(index, Outcome(points[index], at, None, result))
-            else:
-                note(index, Outcome(points[index], at, result))
+    run_configs([(point.named, folder / point.folder) for point in points], note, jobs, on)
     return [found[index] for index in range(len(points))]
 
 
-@contextmanager
-def _executor(jobs: int) -> Iterator[Executor]:
+def run_configs(
+    wanted: Sequence[tuple[Config, Path]],
+    note: Callable[[int, Summary | str], None] = lambda *_: None,
+    jobs: int = 1,
+    on: str = "",
+) -> list[Summary | str]:
+    """Run configs in their folders and give each one's summary, or why it failed, in their order.
+
+    What is finished in its folder counts, and what was stopped there goes on (on Ray it begins again). `note` is told
+    of each as it ends.
+    """
+    found: dict[int, Summary | str] = {}
+    missing = []
+    for index, (config, folder) in enumerate(wanted):
+        if is_finished(folder, config):
+            found[index] = read_run(folder).summary
+            note(index, found[index])
+        else:
+            missing.append(index)
+    for index, result in _on_ray(wanted, missing, on) if on else _in_processes(wanted, missing, jobs):
+        found[index] = result
+        note(index, result)
+    return [found[index] for index in range(len(wanted))]
+
+
+_Results = Iterator[tuple[int, Summary | str]]
+
+
+def _in_processes(wanted: Sequence[tuple[Config, Path]], missing: Sequence[int], jobs: int) -> _Results:
     # A fresh process each: torch's threads do not survive a fork.
-    executor = ProcessPoolExecutor(max(1, jobs), mp_context=multiprocessing.get_context("spawn"))
+    executor = ProcessPoolExecutor(max(1, min(jobs, len(missing))), mp_context=multiprocessing.get_context("spawn"))
     try:
-        yield executor
+        futures = {executor.submit(_run, *wanted[index]): index for index in missing}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
     finally:
         executor.shutdown(cancel_futures=True)
 
 
 def _run(config: Config, folder: Path) -> Summary | str:
-    """One run on one core; the reason, if it fails."""
+    """One run; the reason, if it fails."""
     try:
         return run_simulated(config, folder, resume=(folder / "config.toml").exists())
     except ForeseedError as error:
         return str(error)
+
+
+def _on_ray(wanted: Sequence[tuple[Config, Path]], missing: Sequence[int], on: str) -> _Results:
+    """Each a task on one core of some node; its folder comes back when it is finished."""
+    from foreseed.simulate.on_ray import connect, run_whole, unpack
+
+    ray = connect(on)
+    task = ray.remote(num_cpus=1, max_retries=-1)(run_whole)
+    futures = {task.remote(wanted[index][0].with_({"workers": 1})): index for index in missing}
+    waiting = list(futures)
+    while waiting:
+        (done, *_), waiting = ray.wait(waiting)
+        index, packed = futures[done], ray.get(done)
+        if not isinstance(packed, str):
+            unpack(packed, wanted[index][1])
+            packed = read_run(wanted[index][1]).summary
+        yield index, packed
