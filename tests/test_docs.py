@@ -176,7 +176,7 @@ def test_pruner_example() -> None:
         exec(scorer, scope)
         exec(use, scope)
     finally:
-        PRUNERS.pop("synflow", None)
+        PRUNERS.pop("lamp", None)
     found, weights = scope["found"], sum(live.numel() for live in scope["found"].mask.values())
     assert sum(int(live.sum()) for live in found.mask.values()) == round(0.1 * weights)
     assert all(0 < density < 1 for density in found.densities.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foreseed.bench import code_size, engine, estimate, liars, memory, prune, signs
+from foreseed.bench import code_size, engine, estimate, liars, memory, prune, pruners, signs
 from foreseed.cli import bench, main
 
 ENGINE_RESULT = {
@@ -78,6 +78,13 @@ PRUNE_RESULT = {
     "machine": {},
 }
 
+PRUNERS_RESULT = {
+    "rows": [
+        {"density": 0.01, "pruner": "synflow", "accuracies": [0.96, 0.94], "mean": 0.95, "std": 0.0141},
+        {"density": 0.01, "pruner": "magnitude", "accuracies": [0.1], "mean": 0.1, "std": None},
+    ],
+    "seeds": [0, 1], "epochs": 12, "machine": {},
+}  # fmt: skip
 
 LIARS_RESULT = {
     "honest": [0.9, 0.92],
@@ -104,6 +111,7 @@ def canned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "bench_memory", lambda **_: MEMORY_RESULT)
     monkeypatch.setattr(signs, "bench_signs", lambda *_, **__: SIGNS_RESULT)
     monkeypatch.setattr(prune, "bench_prune", lambda *_, **__: PRUNE_RESULT)
+    monkeypatch.setattr(pruners, "bench_pruners", lambda *_, **__: PRUNERS_RESULT)
     monkeypatch.setattr(liars, "bench_liars", lambda *_, **__: LIARS_RESULT)
     monkeypatch.setattr(estimate, "bench_estimate", lambda *_, **__: ESTIMATE_RESULT)
 
@@ -161,6 +169,19 @@ def test_prune_prints_seconds_and_their_ratio(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     for said in ("lenet5-relu", "0.50", "0.25 (2.00)", "2 threads"):
         assert said in out
+
+
+def test_pruners_prints_accuracies_and_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "pruners", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == PRUNERS_RESULT
+    assert main(["bench", "pruners", "--densities", "0.01"]) == 0
+    out = capsys.readouterr().out
+    for said in ("synflow", "95.0 % ± 1.4", "96.0, 94.0", "10.0 %", "12 epochs", "seeds 0, 1"):
+        assert said in out
+    assert main(["bench", "pruners", "--densities", "2"]) == 2
+    assert "expected shares above 0" in capsys.readouterr().err
+    assert main(["bench", "pruners", "--pruners", "snap"]) == 2
+    assert "no 'snap'" in capsys.readouterr().err
 
 
 def test_code_says_what_each_layer_takes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

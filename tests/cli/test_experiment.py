@@ -58,6 +58,30 @@ def test_compare_reports_on_every_arm(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (tmp_path / "both" / "report.html").exists()
 
 
+def test_compare_over_pruners_keeps_as_many_weights_in_every_arm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pruners = "snip,grasp,synflow,erk"
+    words = [*TINY, "rounds=1", "prune.iterations=2", "prune.batch=5"]
+    assert main(["compare", "--pruners", pruners, *words, "--out", str(tmp_path), "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)["result"]
+    assert [result["pruning"]["pruner"] for result in results] == pruners.split(",")
+    assert len({result["n_live"] for result in results}) == 1
+    assert len({(tmp_path / name / "mask.npz").read_bytes() for name in pruners.split(",")}) == 4
+    costs = [result["pruning"]["device_bytes_up"] for result in results]
+    assert costs[1] == 2 * costs[0] > 0
+    assert costs[2:] == [0, 0]
+
+
+def test_compare_over_pruners_says_what_it_cannot_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected one of them" in refused(capsys, "compare", "--pruners", "snip,erk", "--methods", "baffle,fedavg")
+    assert "one experiment file" in refused(capsys, "compare", "--pruners", "snip,erk", "demo", "demo-random")
+    assert "keeps all weights" in refused(capsys, "compare", "--pruners", "snip,erk", "method=fedavg")
+    assert "keeps all weights" in refused(capsys, "compare", "--pruners", "snip,erk", "prune.density=1.0")
+    assert "synflow, magnitude, erk" in refused(capsys, "compare", "--pruners", "snip,snap", "demo")
+    assert "which has no scores" in refused(capsys, "compare", "--pruners", "snip,erk", "prune.cost=flops")
+
+
 def test_compare_with_seeds_repeats_every_arm(tmp_path: Path) -> None:
     assert main(["compare", "--seeds", "0,1", *TINY, "--methods", "baffle", "--out", str(tmp_path), "-q"]) == 0
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith("baffle")} == {"baffle-s0", "baffle-s1"}
@@ -94,6 +118,8 @@ def test_data_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("train.kk=3", "train.k"), ("train.k=0", "train.k"), ("prune.density=0", "prune.density"),
         ("prune.density=1.5", "prune.density"), ("data.beta=0", "data.beta"), ("data.per_round=99", "per_round"),
         ("method=ntk-bafle", "ntk-baffle"), ("data.set=cifar11", "cifar10"), ("model.name=lenet6", "lenet5"),
+        ("prune.pruner=snop", "grasp, synflow, magnitude, erk"), ("prune.cost=bytes", "flops"),
+        ("prune.cost_power=-1", "prune.cost_power"),
     ],
 )  # fmt: skip
 def test_a_wrong_key_or_value_is_one_line_and_changes_nothing(

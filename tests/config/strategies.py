@@ -6,7 +6,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import strategies as st
 
 from foreseed.config import Config, methods
-from foreseed.config.errors import fields
+from foreseed.config.errors import fields, table_of
 
 _PRINTABLE = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" "), max_size=20)
 _TEXTS = {
@@ -49,6 +49,8 @@ def _fitting(settings):
         ("train.spread", "train.k", base.train.k),
     ):
         settings[key] = min(settings.get(key, 1), settings.get(limit, default))
+    if settings.get("prune.pruner") in ("grasp", "erk", "random"):
+        settings["prune.cost"] = "none"
     if settings.get("train.robust") == "trim":
         settings["train.seeds"] = "shared"
     if settings.get("train.seeds") == "shared":
@@ -58,9 +60,5 @@ def _fitting(settings):
     return settings
 
 
-SETTINGS = {
-    key: _values(key, field)
-    for key, field in fields(Config)
-    if key not in ("data", "model", "prune", "train", "fleet", "track")
-}
+SETTINGS = {key: _values(key, field) for key, field in fields(Config) if not table_of(field)}
 configs = st.fixed_dictionaries({}, optional=SETTINGS).map(_fitting).map(Config().with_)

@@ -74,3 +74,10 @@ def _own(model: nn.Module, layer: str) -> list[torch.Tensor]:
     """The parameters of a layer, if it is a module."""
     modules = dict(model.named_modules())
     return list(modules[layer].parameters()) if layer in modules else []
+
+
+def test_a_device_process_holds_what_a_method_makes_it_hold() -> None:
+    plain, more = (process_peak_bytes("bp-free", pruned_lenet(), held=held) for held in (0, 20_000_000))
+    assert plain is not None
+    assert more is not None
+    assert 18_000_000 < more - plain < 22_000_000

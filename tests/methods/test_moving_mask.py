@@ -20,7 +20,7 @@ from tests.methods.small import CLASSES, SHAPE, digits, lenet, pruned, with_batc
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.05, 0.9))
-@settings(max_examples=10)
+@settings(max_examples=10, deadline=None)
 def test_the_program_of_a_mask_is_the_compiled_one(seed: int, density: float) -> None:
     model = lenet()
     layout = Layout(pruned(model, 1)[0])

@@ -33,6 +33,9 @@ FIGURES = [
     ("mobilenetv3-small", 100, "batch", 1_620_356, 1_604_232, 17_599_488),
     ("squeezenet", 10, "batch", 727_626, 724_672, 16_917_248),
     ("dscnn", 10, "batch", 28_170, 27_008, 7_172_736),
+    ("lenet-baffle", 10, "group", 27_530, 27_440, 7_783_040),
+    ("lenet-baffle", 10, "none", 27_530, 27_440, 7_783_040),
+    ("lenet-baffle", 100, "batch", 117_860, 117_600, 28_684_800),
 ]
 
 
@@ -63,6 +66,9 @@ def test_parameters_and_macs_are_the_published_ones(
         ("mobilenetv3-small", {"norm": "group"}),
         ("squeezenet", {}),
         ("dscnn", {"norm": "batch"}),
+        ("lenet-baffle", {"norm": "group"}),
+        ("lenet-baffle", {"norm": "batch", "activation": "relu"}),
+        ("lenet-baffle", {"norm": "none"}),
     ],
 )
 def test_logits_are_those_of_torch(name: str, options: dict[str, str], density: float | None) -> None:
@@ -82,6 +88,7 @@ def test_logits_are_those_of_torch(name: str, options: dict[str, str], density: 
         ("mobilenetv3-small", (3, 64, 72)),
         ("squeezenet", (3, 33, 45)),
         ("dscnn", (1, 49, 10)),
+        ("lenet-baffle", (1, 28, 28)),
     ],
 )
 def test_other_image_sizes_give_the_logits_of_torch(name: str, shape: tuple[int, int, int]) -> None:
@@ -164,6 +171,7 @@ def test_group_norm_has_a_group_for_16_channels_but_at_least_two() -> None:
         ("resnet-20", {}, ["did you mean 'resnet20'?"]),
         ("lenet5", {"activation": "hardswich"}, ["activation 'hardswich'", "did you mean 'hardswish'?"]),
         ("resnet20", {"norm": "grp"}, ["norm 'grp'", "batch, group"]),
+        ("resnet20", {"norm": "none"}, ["norm 'none'", "expected one of batch, group;"]),
         ("resnet20", {"init": "kaimin"}, ["init 'kaimin'", "did you mean 'kaiming'?"]),
         ("lenet5", {"in_shape": (1, 8, 8)}, ["in_shape (1, 8, 8)", "too small"]),
         ("lenet5-wide", {"in_shape": (1, 12, 32)}, ["in_shape (1, 12, 32)", "too small"]),

@@ -33,15 +33,16 @@ def digest(mask: Mask) -> str:
 def masks(iterations: int) -> dict[str, str]:
     """Every model pruned by every pruner."""
     images = [torch.from_numpy(Draws(7, device).normals(6, *SHAPE)) for device in range(2)]
+    labels = [torch.arange(6), torch.arange(6) + 4]
     found = {}
     for model, options in MODELS.items():
-        for pruner in PRUNERS:
+        for pruner, power in [*((pruner, 0.0) for pruner in PRUNERS), ("synflow", 0.3)]:
             net = build(in_shape=SHAPE, classes=10, seed=3, **options)
             result = foresight(
                 net, 0.1, pruner=pruner, input_shape=SHAPE, iterations=iterations, redraws=2, batch=6, seed=3,
-                device_data=images,
+                device_data=images, device_labels=labels, cost_power=power,
             )  # fmt: skip
-            found[f"{model}, {pruner}"] = digest(result.mask)
+            found[f"{model}, {pruner}" + (f" by cost^{power}" if power else "")] = digest(result.mask)
     return found
 
 

@@ -18,6 +18,10 @@ SHAPE = (3, 8, 8)
 CIFAR = (3, 32, 32)
 
 
+DRAWN = ("ntk-rand", "ntk-ori", "erk", "random")
+"""Pruners that draw random numbers; the others look at the model's own weights alone."""
+
+
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
@@ -31,6 +35,10 @@ N = 4 * 27 + 144 * 8 + 80
 def data() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(n, *SHAPE, generator=generator) for n in (7, 3)]
+
+
+def labels() -> list[torch.Tensor]:
+    return [torch.arange(n) % 10 for n in (7, 3)]
 
 
 def count(mask: Mask) -> int:
@@ -62,7 +70,7 @@ def mac_ratio(model: nn.Module, mask: Mask) -> float:
 def test_every_pruner_keeps_exactly_the_density_asked_for_and_no_layer_dies(pruner, density, iterations, seed) -> None:
     result = foresight(
         net(), density, pruner=pruner, input_shape=SHAPE, iterations=iterations, redraws=1, batch=4, seed=seed,
-        device_data=data(),
+        device_data=data(), device_labels=labels(),
     )  # fmt: skip
     assert count(result.mask) == round(density * N)
     assert all(live.any() for live in result.mask.values())
@@ -78,10 +86,10 @@ def test_a_seed_gives_one_mask_and_the_world_outside_is_left_alone(pruner) -> No
         torch.manual_seed(world)
         state = torch.get_rng_state()
         options = {"input_shape": SHAPE, "iterations": 3, "redraws": 2, "batch": 6, "seed": seed}
-        runs.append(foresight(model, 0.2, pruner=pruner, device_data=data(), **options).mask)
+        runs.append(foresight(model, 0.2, pruner=pruner, device_data=data(), device_labels=labels(), **options).mask)
         assert torch.equal(torch.get_rng_state(), state)
     assert same(runs[0], runs[1])
-    assert same(runs[0], runs[2]) == (pruner == "magnitude")
+    assert same(runs[0], runs[2]) == (pruner not in DRAWN)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
 
 
@@ -128,6 +136,79 @@ def test_ntk_ori_charges_every_device_32_bits_a_weight_and_iteration() -> None:
     free = foresight(model, 0.3, input_shape=SHAPE, iterations=3, redraws=2, batch=4).cost
     assert free.upload_bytes == free.download_bytes == 0
     assert free.server_flops > 0
+
+
+@pytest.mark.parametrize(("pruner", "gradients"), [("snip", 1), ("grasp", 2)])
+def test_snip_and_grasp_ask_devices_once_and_charge_them_for_it(pruner, gradients) -> None:
+    options = {"input_shape": SHAPE, "iterations": 3, "device_data": data(), "device_labels": labels()}
+    result = foresight(net(), 0.3, pruner=pruner, **options)
+    assert len(result.history) == 1
+    assert result.cost.upload_bytes == gradients * 4 * N
+    model = 4 * sum(p.numel() for p in net().parameters())
+    assert result.cost.download_bytes == model + (gradients - 1) * 4 * N + (N + 7) // 8
+    assert result.cost.device_flops[0] / result.cost.device_flops[1] == 7 / 3
+
+
+def test_synflow_takes_all_its_steps_and_asks_nobody() -> None:
+    result = foresight(net(), 0.1, pruner="synflow", input_shape=SHAPE, iterations=7)
+    assert len(result.history) == 7
+    assert (result.cost.device_flops, result.cost.upload_bytes, result.cost.download_bytes) == ((), 0, 0)
+
+
+def test_erk_keeps_the_same_share_of_a_layer_whatever_is_drawn() -> None:
+    one, two = (foresight(net(), 0.1, pruner="erk", input_shape=SHAPE, seed=seed) for seed in (0, 1))
+    assert one.densities == two.densities
+    # Live weights go as 144 + 8, 4 + 3 + 3 + 3 and 8 + 10, which add up to 183.
+    expected = {"0.weight": 134 * 13 / 183 / 108, "4.weight": 134 * 152 / 183 / 1152, "6.weight": 134 * 18 / 183 / 80}
+    assert one.densities == pytest.approx(expected, abs=1 / 80)
+
+
+WEIGHABLE = [name for name, pruner in PRUNERS.items() if pruner.weighable]
+
+
+def masks_by_power(pruner: str, *powers: float) -> list[Mask]:
+    options = {"input_shape": SHAPE, "iterations": 3, "redraws": 1, "batch": 6, "seed": 3}
+    options |= {"device_data": data(), "device_labels": labels()}
+    return [foresight(net(), 0.2, pruner=pruner, cost_power=power, **options).mask for power in powers]
+
+
+def test_magnitude_by_cost_is_what_a_hand_would_choose() -> None:
+    model = net()
+    places = {"0.weight": 36, "4.weight": 1, "6.weight": 1}
+    scores = torch.cat([layer.weight.detach().abs().flatten() / places[n] for n, layer in prunable(model).items()])
+    [mask] = masks_by_power("magnitude", 1.0)
+    kept = torch.cat([live.flatten() for live in mask.values()])
+    conv = scores[: 4 * 27]
+    assert mask["0.weight"].sum() == max(1, int((conv >= scores[kept].sort().values[1]).sum()))
+    assert scores[kept][mask["0.weight"].sum() :].min() >= scores[~kept][conv.numel() :].max()
+
+
+@pytest.mark.parametrize("pruner", WEIGHABLE)
+def test_the_higher_the_power_of_cost_the_fewer_weights_of_convolutions(pruner) -> None:
+    none, some, much = masks_by_power(pruner, 0.0, 0.1, 10.0)
+    convs = [int(mask["0.weight"].sum()) for mask in (none, some, much)]
+    assert convs[0] > convs[1] > convs[2] == 1
+    assert count(none) == count(some) == count(much)
+
+
+@settings(max_examples=12, deadline=None)
+@given(power=st.floats(0, 5), density=st.floats(0.01, 0.999))
+def test_a_mask_by_cost_has_exactly_its_density_and_no_empty_layer(power, density) -> None:
+    mask = foresight(net(), density, pruner="synflow", input_shape=SHAPE, iterations=2, cost_power=power).mask
+    assert count(mask) == round(density * N)
+    assert all(live.any() for live in mask.values())
+
+
+@pytest.mark.parametrize("pruner", [name for name in PRUNERS if name not in WEIGHABLE])
+def test_cost_without_scores_to_divide_is_refused(pruner) -> None:
+    with pytest.raises(PruneError, match=f"{pruner} has no scores that could be divided by a cost, .* ntk-rand, "):
+        masks_by_power(pruner, 0.5)
+
+
+@pytest.mark.parametrize("power", [-0.1, float("nan"), float("inf")])
+def test_a_power_of_cost_that_is_none_is_refused(power) -> None:
+    with pytest.raises(PruneError, match=r"cost_power is .*, expected 0 or a positive number"):
+        masks_by_power("magnitude", power)
 
 
 def test_ntk_rand_never_looks_at_device_data() -> None:

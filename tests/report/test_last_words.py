@@ -120,7 +120,7 @@ def test_three_commands_go_on_from_the_runs_into_folders_of_their_own(tmp_path, 
             at = next(i for i, word in enumerate(words) if word.startswith("--"))
             options[words[at]], words[at : at + 2] = words[at + 1], []
         if command == "compare":
-            assert len(_arms(words, options.get("--methods", ""), options.get("--seeds", ""))) >= 2
+            assert len(_arms(words, options.get("--methods", ""), "", options.get("--seeds", ""))) >= 2
         elif command == "run":
             assert config_of(words).train.spread == 10
         else:

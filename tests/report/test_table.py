@@ -96,6 +96,18 @@ def test_estimates_are_told_of_arms_that_have_them(tmp_path):
     }
 
 
+def test_devices_own_models_are_told_of_arms_that_have_them(tmp_path):
+    runs = [write_run(tmp_path / m, m, rounds=5) for m in ("baffle", "fedavg")]
+    edit_summary(runs[1], personal_accuracy=0.987, personal_density=0.25)
+    told = dict(parts(summary_table(runs)))
+    said = {
+        label: [cell.text.replace("\u00a0", " ") for cell in cells] for lines in told.values() for label, cells in lines
+    }
+    assert said["of devices' own models, each on its own images"] == ["–", "98.7 %"]
+    assert said["density of devices' own models"] == ["–", "25.0 %"]
+    assert "own 98.7 %" in printed(runs, 80)
+
+
 def test_the_terminal_shows_every_arm_whole_on_eighty_columns(compared):
     text = printed(compared, 80)
     rows = summary_table(compared)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from foreseed.config import Config, load
-from foreseed.methods import Task, ntk_baffle
+from foreseed.config import Config, load, methods
+from foreseed.methods import Task
 from foreseed.models import build
 from foreseed.prune import apply_mask, foresight, rescale
 from foreseed.simulate import Population, SimulatedDevices, prepare
@@ -38,10 +38,11 @@ def is_portable(config: Config) -> bool:
 
 def learn_a_little(task: Task, population: Population) -> str:
     """The hash of the values after three rounds of real finite differences."""
-    devices, state = SimulatedDevices(task, population), ntk_baffle.init(task)
+    method = methods()[task.config.method]
+    devices, state = SimulatedDevices(task, population), method.init(task)
     try:
         for _ in range(3):
-            ntk_baffle.round(task, devices, state)
+            method.round(task, devices, state)
     finally:
         devices.close()
     return _hash(state.values)
@@ -74,6 +75,7 @@ def _mask_and_values(
         return {"initial values": _weights(model)}
     settings: dict[str, Any] = json.loads(prune)
     del settings["density"]
+    settings["cost_power"] *= settings.pop("cost") == "flops"
     scale = rescale if settings.pop("rescale") else apply_mask
     mask = foresight(model, density, input_shape=SHAPE, seed=seed, **settings).mask
     return {"mask": digest(mask), "initial values": _weights(scale(model, mask))}

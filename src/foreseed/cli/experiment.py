@@ -86,6 +86,9 @@ def compare(
         list[str] | None, typer.Argument(help="Experiment files, one an arm, then key=value overrides for all.")
     ] = None,
     methods: Annotated[str, typer.Option(help="Arms by method, such as ntk-baffle,baffle,fedavg.")] = "",
+    pruners: Annotated[
+        str, typer.Option(help="Arms by pruner, at the same density, such as ntk-rand,snip,random.")
+    ] = "",
     seeds: Annotated[str, typer.Option(help="Seeds to repeat every arm with, such as 0,1,2.")] = "",
     out: Out = None,
     resume: Annotated[bool, typer.Option(help="Go on with a comparison that was stopped or killed.")] = False,
@@ -97,9 +100,12 @@ def compare(
     """Run several arms on the same data, partition and initial weights, and report on all of them.
 
     Example: foreseed compare --methods ntk-baffle,baffle,fedavg demo --seeds 0,1,2
+
+    Pruners: foreseed compare demo --pruners ntk-rand,synflow,snip,grasp,erk,random
     """
-    runs = _arms(tracked(words, track), methods, seeds)
-    folder = out or Path("runs") / "-vs-".join(dict.fromkeys(arm.method for arm in runs))
+    runs = _arms(tracked(words, track), methods, pruners, seeds)
+    kinds = dict.fromkeys(arm.prune.pruner if pruners else arm.method for arm in runs)
+    folder = out or Path("runs") / "-vs-".join(kinds)
     folders = [folder / arm.run_name for arm in runs]
     if on:
         summaries = _whole_runs(runs, folders, on, quiet or as_json)
@@ -255,17 +261,29 @@ def _split(words: list[str]) -> tuple[list[Path], list[str]]:
     return files, [word for word in words if "=" in word]
 
 
-def _arms(words: list[str], methods: str, seeds: str) -> list[Config]:
+def _arms(words: list[str], methods: str, pruners: str, seeds: str) -> list[Config]:
     files, overrides = _split(words)
-    if methods and len(files) > 1:
-        raise ConfigError("--methods takes one experiment file that all arms share; or give a file for each arm")
+    if methods and pruners:
+        raise ConfigError("--methods and --pruners given, expected one of them; set the other for all, as method=NAME")
+    if (option := "--methods" if methods else "--pruners" if pruners else "") and len(files) > 1:
+        raise ConfigError(f"{option} takes one experiment file that all arms share; or give a file for each arm")
     if methods:
         base = load(files[0] if files else None, overrides)
         configs = [base.with_({"method": method.strip(), "name": ""}) for method in methods.split(",")]
+    elif pruners:
+        base = load(files[0] if files else None, overrides)
+        if not base.is_pruned:
+            raise ConfigError(
+                f"--pruners {pruners}: method {base.method} at density {base.effective_density:g} keeps "
+                "all weights, expected one that prunes; set method=ntk-baffle or ntk-fedavg, and prune.density below 1"
+            )
+        configs = [base.with_({"prune.pruner": name.strip(), "name": name.strip()}) for name in pruners.split(",")]
     else:
         configs = [load(file, overrides) for file in files]
     if len(configs) < 2 and not seeds:
-        raise ConfigError("one arm compares with nothing; give several files, or --methods a,b, or --seeds 0,1,2")
+        raise ConfigError(
+            "one arm compares with nothing; give several files, or --methods a,b, or --pruners a,b, or --seeds 0,1,2"
+        )
     return arms(configs, seed_numbers(seeds) if seeds else [])
 
 

@@ -26,6 +26,8 @@ class Method:
     """It starts from the mask that [prune] describes; the others start dense."""
     backpropagates: bool = False
     """Its devices do; a real fleet's cannot."""
+    only_simulated: str = ""
+    """Why a real fleet's devices cannot run it although they need not backpropagate; "" if they can."""
     settings: Any = None
     """The pydantic model (a `Table`) of a table of its own, [name] in an experiment; None if it has none."""
 

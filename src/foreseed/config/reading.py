@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foreseed.config.errors import ConfigError, fields, table_of
+from foreseed.config.method_registry import methods
 from foreseed.config.schema import Config, merge, nested
 from foreseed.config.shipped import find
 
@@ -22,6 +23,7 @@ def load(path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = 
     A file may name another that it builds on, `extends = "base.toml"`, relative to itself; its own keys win. The
     value of an override is TOML; what is no TOML value is taken as text, so that quotes are seldom needed.
     """
+    methods()  # whose own tables a file may hold
     by_default = "by default" if path is None else f"{os.fspath(path)}, by default"
     origins = {key: by_default for key, _ in fields(Config)}
     tables: dict[str, Any] = {}

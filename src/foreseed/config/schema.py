@@ -31,7 +31,9 @@ NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=10**9)]
 
 # Written out, since the rooms that hold them import NumPy and PyTorch, which a config does not need.
 DATA_SETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
-MODELS = ("lenet5", "lenet5-wide", "resnet20", "mobilenetv2-tiny", "mobilenetv3-small", "squeezenet", "dscnn")
+MODELS = (
+    "lenet5", "lenet5-wide", "resnet20", "mobilenetv2-tiny", "mobilenetv3-small", "squeezenet", "dscnn", "lenet-baffle"
+)  # fmt: skip
 
 
 T = TypeVar("T", bound="Table")
@@ -117,9 +119,9 @@ class Model(Table):
         default="hardswish",
         description="lenet5, resnet20: hardswish is smooth, which suits probing by small steps; relu is a bit cheaper",
     )
-    norm: Literal["group", "batch"] = Field(
+    norm: Literal["group", "batch", "none"] = Field(
         default="group",
-        description="of nets with norms: group keeps no statistics; batch is the paper's, its devices send theirs",
+        description="of nets with norms: group keeps no statistics, batch (paper) sends them; none: lenet-baffle",
     )
     init: Literal["kaiming", "torch"] = Field(
         default="kaiming",
@@ -141,9 +143,9 @@ class Model(Table):
 class Prune(Table):
     """The keys of [prune]."""
 
-    pruner: Literal["ntk-rand", "ntk-ori", "random", "magnitude"] = Field(
+    pruner: Literal["ntk-rand", "ntk-ori", "snip", "grasp", "synflow", "magnitude", "erk", "random"] = Field(
         default="ntk-rand",
-        description="ntk-rand needs no data; ntk-ori makes devices backpropagate; random, magnitude are controls",
+        description="ntk-rand, synflow need no data; ntk-ori, snip, grasp make devices backpropagate; others: controls",
     )
     density: float = Field(
         default=0.1,
@@ -163,10 +165,26 @@ class Prune(Table):
     epsilon: Positive = Field(
         default=0.01, description="size of the change that is scored; the ranking hardly depends on it"
     )
+    cost: Literal["none", "flops"] = Field(
+        default="none",
+        description="flops: weights of convolutions, which work once a place, need higher scores: fewer FLOPs a pass",
+    )
+    cost_power: NotNegative = Field(
+        default=0.2,
+        description="cost flops: scores are divided by a weight's MACs to this power; more saves more and trains worse",
+    )
     rescale: bool = Field(
         default=True,
         description="true scales what survives, so that the signal keeps its size, but no model.weights; false: paper",
     )
+
+    @field_validator("cost")
+    @classmethod
+    def _scores_to_weigh(cls, value: str, info: ValidationInfo) -> str:
+        if value != "none" and (pruner := info.data.get("pruner")) in ("grasp", "erk", "random"):
+            why = "whose scores have signs" if pruner == "grasp" else "which has no scores to divide"
+            raise rule(f'"none" with prune.pruner = "{pruner}", {why}')
+        return value
 
 
 class Train(Table):
@@ -269,7 +287,8 @@ class Train(Table):
         default=1, description="backpropagation: local epochs; more need fewer rounds, but devices drift apart"
     )
     batch: Count = Field(
-        default=32, description="images a step (backpropagation) or a BatchNorm batch: more need more memory"
+        default=32,
+        description="images a step (backpropagation, minibatches) or a BatchNorm batch: more need more memory",
     )
 
     @model_validator(mode="before")

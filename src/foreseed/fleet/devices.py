@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, TypeAdapter, ValidationError
 
-from foreseed.config import Config, ConfigError
+from foreseed.config import Config, ConfigError, methods
 from foreseed.coordinator import Coordinator
 from foreseed.engine import ForeseedError, Program
 from foreseed.engine.files import write_whole
@@ -65,6 +65,8 @@ def check(config: Config) -> None:
     """Refuse an experiment that a real fleet cannot run."""
     if config.is_bp:
         raise ConfigError(f"method {config.method} backpropagates, which devices cannot; expected ntk-baffle or baffle")
+    if only_simulated := methods()[config.method].only_simulated:
+        raise ConfigError(f"method {config.method} is a simulation: {only_simulated}; expected ntk-baffle or baffle")
     if config.engine != "difference":
         raise ConfigError(f'engine "{config.engine}" is a simulation; real devices take engine = "difference"')
     if config.fleet.min_replies > config.data.per_round:
@@ -133,10 +135,10 @@ class FleetDevices:
 
     def train(self, *_: Any) -> Iterator[Any]:
         raise ForeseedError(
-            "real devices cannot backpropagate; expected a method of forward passes, such as ntk-baffle"
+            "real devices answer orders and do nothing else; expected a method that asks no more, such as ntk-baffle"
         )
 
-    gradients = visit = train
+    gradients = visit = probe = train
 
     def ask(self, coordinator: Coordinator, program: Program) -> Traffic:
         if program is not self.task.program:

@@ -23,14 +23,20 @@ class DeviceMemory:
     """What is in it."""
 
 
-def bp_free_memory(program: Program, values: Buffer, records: Buffer, batch: int) -> DeviceMemory:
-    """Of a device that goes forward only, with `batch` images in memory; some records are run through it."""
+def bp_free_memory(
+    program: Program, values: Buffer, records: Buffer, batch: int, held: int = 0, what: str = ""
+) -> DeviceMemory:
+    """Of a device that goes forward only, with `batch` images in memory; some records are run through it.
+
+    A method may have it hold more bytes, of `what`.
+    """
     engine = Engine(program, batch=batch)
     samples = Samples.records(records, program.image_bytes)
     engine.loss(values, samples.part(0, min(samples.count, max(batch, 4))))
+    note = "program, values, perturbed copy, activations and input of a lean device"
     return DeviceMemory(
-        engine.planned_bytes, engine.observed_bytes, _process_peak("bp-free", program, batch), batch,
-        "program, values, perturbed copy, activations and input of a lean device",
+        engine.planned_bytes + held, engine.observed_bytes + held, _process_peak("bp-free", program, batch, held),
+        batch, f"{note}; {what}" if what else note,
     )  # fmt: skip
 
 

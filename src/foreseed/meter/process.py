@@ -28,27 +28,27 @@ def process_peak_bytes(kind: Literal["bp-free", "bp"], program: Program, batch: 
 
     A fresh process is started and measured. "bp-free": foreseed's device, answering an order with `batch` images in
     memory at a time. "bp": torch, making training steps with momentum on the dense model, with minibatches of `batch`
-    images, while it holds so many more bytes.
+    images. Either holds so many more bytes meanwhile.
     None where the system does not say (it must have /proc, as Linux does).
     """
     if kind == "bp-free":
         shard = bytes(_IMAGES * (1 + program.image_bytes))
-        return device_peak_bytes(program, bytes(4 * program.n_live), shard, _DIRECTIONS, _SPREAD, batch)
+        values = bytes(4 * program.n_live)
+        return device_peak_bytes(program, values, shard, _DIRECTIONS, _SPREAD, batch, held)
     if kind != "bp":
         raise MeterError(f"a process of kind {kind!r} cannot be measured; expected 'bp-free' or 'bp'")
     with TemporaryDirectory() as folder:
-        return _peak(
-            "foreseed.meter.backprop_device", sys.path, folder, {"program": program.bytes}, str(batch), str(held)
-        )
+        files = {"program": program.bytes}
+        return _peak("foreseed.meter.backprop_device", sys.path, folder, files, str(batch), held=held)
 
 
 def device_peak_bytes(
-    program: Program, values: Buffer, shard: Buffer, k: int, spread: int, batch: int = 1
+    program: Program, values: Buffer, shard: Buffer, k: int, spread: int, batch: int = 1, held: int = 0
 ) -> int | None:
     """The same for a device that answers an order of `k` directions over this shard, `batch` images at a time."""
     files = {"program": program.bytes, "values": values, "shard": shard}
     with TemporaryDirectory() as folder:
-        return _peak("foreseed.device.memory", _lean_path(), folder, files, str(k), str(spread), str(batch))
+        return _peak("foreseed.device.memory", _lean_path(), folder, files, str(k), str(spread), str(batch), held=held)
 
 
 def bare_peak_bytes() -> int | None:
@@ -62,12 +62,18 @@ def _lean_path() -> list[str]:
     return [] if backend is None or backend.origin is None else [str(Path(backend.origin).parent)]
 
 
-def _peak(module: str, folders: list[str], folder: str, files: dict[str, Buffer], *arguments: str) -> int | None:
-    """The bytes that `main` of a module prints, run on these files in a process that has loaded nothing else."""
+def _peak(
+    module: str, folders: list[str], folder: str, files: dict[str, Buffer], *arguments: str, held: int = 0
+) -> int | None:
+    """The bytes that `main` of a module prints, run on these files in a process that has loaded nothing else.
+
+    The process holds so many more bytes all the while.
+    """
     for name, content in files.items():
         Path(folder, name).write_bytes(content)
     path = [str(Path(foreseed.__file__).parents[1]), *folders]
-    code = f"import sys; sys.path[:0] = {path!r}; from {module} import main; main()"
+    # Bytes that are not 0: the system counts no page that was never written.
+    code = f"import sys; sys.path[:0] = {path!r}; n = {held}; held = b'x' * n; from {module} import main; main()"
     return _run(code, module, *(str(Path(folder, name)) for name in files), *arguments)
 
 

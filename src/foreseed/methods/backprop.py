@@ -91,7 +91,7 @@ class LocalTrainer:
 
         For methods whose masks move: values that are not `live` stay 0. `each_step` is shown the gradient of every
         minibatch, of pruned weights too; `each_epoch` an epoch's number from 1, the values, and the gradient of its
-        last minibatch, and may return another mask.
+        last minibatch, and may return another mask, and write into the values before.
         """
         self._check(images, labels, [(0, len(images))])
         gates = self._masks if live is None else self._gates(live)
@@ -99,7 +99,7 @@ class LocalTrainer:
         parameters = list(self.model.parameters())
         velocities = [torch.zeros_like(p) for p in parameters]
         total, gradient = 0.0, np.zeros(0, np.float32)
-        for epoch, rows, last in _minibatches(len(images), epochs, batch, Draws(*seed, "minibatches")):
+        for epoch, rows, last in minibatches(len(images), epochs, batch, Draws(*seed, "minibatches")):
             losses = self._losses(images[rows], labels[rows])
             self._backward(losses.mean())
             if each_step is not None or (each_epoch is not None and last):
@@ -240,7 +240,7 @@ def _step(p: Tensor, v: Tensor, gradient: Tensor, lr: float, momentum: float, we
         p.add_(v, alpha=-lr)
 
 
-def _minibatches(n: int, epochs: int, batch: int, rng: Draws) -> Iterator[tuple[int, Integers, bool]]:
+def minibatches(n: int, epochs: int, batch: int, rng: Draws) -> Iterator[tuple[int, Integers, bool]]:
     """One minibatch after the other: the epoch from 1, the image numbers, and whether it is the epoch's last."""
     for epoch in range(1, epochs + 1):
         order = rng.permutation(n)

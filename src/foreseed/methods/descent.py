@@ -85,8 +85,15 @@ def step(values: Vector, buffers: Sequence[Vector], gradient: Vector, constants:
     """A step of the server's optimiser; new values, and the optimiser's new vectors."""
     moved, kept = values.copy(), [buffer.copy() for buffer in buffers]
     apply_step(moved, kept, gradient, constants)
-    if not all(np.isfinite(vector).all() for vector in (moved, *kept)):
+    for buffer in kept:
+        finite(buffer)
+    return finite(moved), kept
+
+
+def finite(values: Vector) -> Vector:
+    """The values themselves, if all of them are numbers."""
+    if not np.isfinite(values).all():
         raise NotFiniteError(
             "the update makes values that are not finite; lower train.lr, or set train.clip, and start anew"
         )
-    return moved, kept
+    return values

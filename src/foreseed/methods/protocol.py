@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreseed.coordinator import Coordinator
-from foreseed.engine import Program
+from foreseed.engine import Directions, Program
 from foreseed.meter import Work
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ class RoundResult:
     """How much of devices' earlier estimates counts, from 0 to 1; None without a memory."""
     left_out: Sequence[int] = ()
     """Participants that do not count: they have pulled against all others for many rounds."""
+    personal_accuracy: float | None = None
+    """Mean over the participants of the accuracy of a model of their own on their own held-out images."""
+    personal_density: float | None = None
+    """Mean share of weights that live in those models."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,21 @@ class Local(NamedTuple):
     trainer: LocalTrainer
 
 
+class Prober(Protocol):
+    """A device at work by forward passes alone, on a few of its images at a time."""
+
+    @property
+    def device(self) -> int: ...
+    @property
+    def samples(self) -> int:
+        """How many images it has."""
+
+    def slopes(
+        self, values: Vector, rows: npt.NDArray[np.integer], directions: Directions, central: bool
+    ) -> tuple[npt.NDArray[np.float64], float]:
+        """How the mean loss of the images `rows` changes along each direction, by its length, and that loss."""
+
+
 class Devices(Protocol):
     """Whoever does the work: simulated devices, or real ones."""
 
@@ -134,6 +153,9 @@ class Devices(Protocol):
 
     def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]:
         """A method's own work by backpropagation through this program, on some devices, in their order."""
+
+    def probe(self, program: Program, devices: Sequence[int], work: Callable[[Prober], R]) -> Iterator[R]:
+        """A method's own work by forward passes of this program, on some devices, in their order."""
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """Results in the order of the items; the work is shared out over the cores."""

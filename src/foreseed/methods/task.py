@@ -16,11 +16,12 @@ from foreseed.config import Config, ConfigError
 from foreseed.data import HeldOut
 from foreseed.engine import Program
 from foreseed.models import build, compile, load_weights, stats
-from foreseed.prune import PruneResult, Step, apply_mask, foresight, rescale
+from foreseed.prune import PRUNERS, PruneResult, Step, apply_mask, foresight, rescale
 
 Bytes = npt.NDArray[np.uint8]
 Vector = npt.NDArray[np.float32]
-DeviceImages = Callable[[Config], Sequence[Bytes]]
+DeviceImages = Callable[[Config], Sequence[tuple[Bytes, Bytes]]]
+"""Gives images and labels, device by device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,7 @@ def make_task(
     progress: Callable[[Step], None] | None = None,
     device_images: DeviceImages | None = None,
 ) -> Task:
-    """Build, prune and compile, as the config says; `device_images` is what NTK-Ori asks of devices."""
+    """Build, prune and compile, as the config says; `device_images` is what pruners such as NTK-Ori ask of devices."""
     model = build(
         config.model.name, tests.shape, len(tests.classes),
         activation=config.model.activation, norm=config.model.norm, init=config.model.init, seed=config.seed,
@@ -106,15 +107,20 @@ def _prune(
 ) -> PruneResult | None:
     if config.effective_density == 1:
         return None
-    p, images = config.prune, None
-    if p.pruner == "ntk-ori":
+    p, images, labels = config.prune, None, None
+    if PRUNERS[p.pruner].asks != "nothing":
         if device_images is None:
-            raise ConfigError("prune.pruner ntk-ori makes devices backpropagate, which real ones cannot; use ntk-rand")
-        images = [_normalised(tests, some) for some in device_images(config)]
+            raise ConfigError(
+                f"prune.pruner {p.pruner} makes devices backpropagate, which real ones cannot; use ntk-rand"
+            )
+        theirs = device_images(config)
+        images = [_normalised(tests, some) for some, _ in theirs]
+        labels = [torch.from_numpy(classes.astype(np.int64)) for _, classes in theirs]
     return foresight(
         model, config.effective_density, pruner=p.pruner, input_shape=tests.shape, iterations=p.iterations,
         redraws=p.redraws, redraw_weights=p.redraw_weights and not config.model.weights, batch=p.batch,
-        epsilon=p.epsilon, seed=config.seed, device_data=images, progress=progress,
+        epsilon=p.epsilon, seed=config.seed, device_data=images, device_labels=labels,
+        cost_power=p.cost_power if p.cost == "flops" else 0.0, progress=progress,
     )  # fmt: skip
 
 

@@ -63,17 +63,18 @@ def _pruning_arms() -> _Arms:
         memory: float | None = None,
         *changes: tuple[str, Any],
     ) -> PaperArm:
-        return PaperArm(f"{model}, {label}", experiment, {"method": method, **dict(changes)}, accuracy, flops, memory)
+        named = {"method": method} if method else {}
+        return PaperArm(f"{model}, {label}", experiment, {**named, **dict(changes)}, accuracy, flops, memory)
 
     return (
         of("LeNet-5", lenet, "fedavg", "FedAvg", 54.07, 1.0, 1.0),
-        of("LeNet-5", lenet, "feddst", "FedDST", 46.43, 0.20, 1.0),
-        of("LeNet-5", lenet, "prunefl", "PruneFL", 52.86, 1.0, 1.0),
+        of("LeNet-5", "paper/feddst", "", "FedDST", 46.43, 0.20, 1.0),
+        of("LeNet-5", "paper/prunefl", "", "PruneFL", 52.86, 1.0, 1.0),
         of("LeNet-5", lenet, "ntk-fedavg", "NTK-Rand", 53.65, 0.72, 0.10),
         of("LeNet-5", lenet, "ntk-fedavg", "NTK-Ori", None, None, None, ("prune.pruner", "ntk-ori")),
-        of("LeNet-5", lenet, "zerofl", "ZeroFL"),
-        of("LeNet-5", lenet, "fedtiny", "FedTiny"),
-        of("LeNet-5", lenet, "lotteryfl", "LotteryFL"),
+        of("LeNet-5", "paper/zerofl", "", "ZeroFL"),
+        of("LeNet-5", "paper/fedtiny", "", "FedTiny"),
+        of("LeNet-5", "paper/lotteryfl", "", "LotteryFL"),
         of("ResNet-20", resnet, "fedavg", "FedAvg", 31.69, 1.0, 1.0),
         of("ResNet-20", resnet, "feddst", "FedDST", 34.88, 0.43, 1.0),
         of("ResNet-20", resnet, "prunefl", "PruneFL"),

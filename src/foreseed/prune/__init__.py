@@ -3,6 +3,7 @@
 from foreseed.prune.cost import Cost as Cost
 from foreseed.prune.errors import MaskError as MaskError
 from foreseed.prune.errors import PruneError as PruneError
+from foreseed.prune.flow import synflow as synflow
 from foreseed.prune.masks import Mask as Mask
 from foreseed.prune.masks import apply_mask as apply_mask
 from foreseed.prune.masks import check_mask as check_mask
@@ -21,3 +22,5 @@ from foreseed.prune.saliency import Saliency as Saliency
 from foreseed.prune.saliency import Settings as Settings
 from foreseed.prune.saliency import ntk_ori as ntk_ori
 from foreseed.prune.saliency import ntk_rand as ntk_rand
+from foreseed.prune.sensitivity import grasp as grasp
+from foreseed.prune.sensitivity import snip as snip

@@ -37,20 +37,20 @@ class Cost:
         )
 
 
-def forward_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """FLOPs of the dense Conv2d and Linear layers for one input; refuses an input that the model cannot take.
+def macs_per_weight(model: nn.Module, input_shape: tuple[int, ...]) -> dict[str, int]:
+    """How often each weight of a Conv2d or Linear layer works for one input, by weight name; 0 where it is not used.
 
-    The model must be in eval mode, or its statistics would move.
+    Refuses an input that the model cannot take. The model must be in eval mode, or its statistics would move.
     """
-    flops = 0
+    layers = prunable(model)
+    names, macs = {layer: name for name, layer in layers.items()}, dict.fromkeys(layers, 0)
 
     def count(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        nonlocal flops
         assert isinstance(layer, nn.Conv2d | nn.Linear)
         # Every weight works once for each place of the output map; a linear layer has a single place.
-        flops += 2 * layer.weight.numel() * (output.numel() // layer.weight.shape[0])
+        macs[names[layer]] += output.numel() // layer.weight.shape[0]
 
-    hooks = [layer.register_forward_hook(count) for layer in prunable(model).values()]
+    hooks = [layer.register_forward_hook(count) for layer in layers.values()]
     try:
         with torch.no_grad():
             model(torch.zeros(1, *input_shape, dtype=next(model.parameters()).dtype))
@@ -63,4 +63,10 @@ def forward_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return flops
+    return macs
+
+
+def forward_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
+    """FLOPs of the dense Conv2d and Linear layers for one input to a model in eval mode."""
+    layers = prunable(model)
+    return sum(2 * layers[name].weight.numel() * macs for name, macs in macs_per_weight(model, input_shape).items())

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from foreseed.draws import Draws
-from foreseed.prune.cost import Cost
+from foreseed.prune.cost import Cost, macs_per_weight
 from foreseed.prune.errors import PruneError
+from foreseed.prune.flow import synflow
+from foreseed.prune.layerwise import erk
 from foreseed.prune.masks import Mask, dense_mask, densities, keep_top
 from foreseed.prune.saliency import Scorer, Settings, magnitude, ntk_ori, ntk_rand, uniform
+from foreseed.prune.sensitivity import grasp, snip
 
 
 class Pruner(NamedTuple):
@@ -23,14 +27,22 @@ class Pruner(NamedTuple):
 
     score: Scorer
     iterative: bool
-    """Scores change with the mask, so that many small steps differ from one."""
+    """Scores change with the mask, so that many small steps differ from one; others take a single step."""
+    asks: Literal["nothing", "images", "labels"] = "nothing"
+    """What of their own the devices score by, which makes them backpropagate: images, or images with labels."""
+    weighable: bool = True
+    """A score is a size, which can be divided by what the weight costs."""
 
 
 PRUNERS = {
     "ntk-rand": Pruner(ntk_rand, iterative=True),
-    "ntk-ori": Pruner(ntk_ori, iterative=True),
-    "random": Pruner(uniform, iterative=False),
+    "ntk-ori": Pruner(ntk_ori, iterative=True, asks="images"),
+    "snip": Pruner(snip, iterative=False, asks="labels"),
+    "grasp": Pruner(grasp, iterative=False, asks="labels", weighable=False),
+    "synflow": Pruner(synflow, iterative=True),
     "magnitude": Pruner(magnitude, iterative=False),
+    "erk": Pruner(erk, iterative=False, weighable=False),
+    "random": Pruner(uniform, iterative=False, weighable=False),
 }
 
 
@@ -43,7 +55,7 @@ class Step:
     kept: int
     density: float
     objective: float | None
-    """The NTK objective under the mask before this iteration; None for the controls."""
+    """What the pruner differentiates (`Saliency`), under the mask before this iteration; None for the controls."""
 
 
 @dataclass(frozen=True)
@@ -75,29 +87,39 @@ def foresight(
     epsilon: float = 0.01,
     seed: int = 0,
     device_data: Iterable[torch.Tensor] | None = None,
+    device_labels: Iterable[torch.Tensor] | None = None,
+    cost_power: float = 0.0,
     progress: Callable[[Step], None] | None = None,
 ) -> PruneResult:
     """Choose which weights of an untrained model live, exactly round(density * n) of them; the model is not changed.
 
-    `pruner` is a name of `PRUNERS`: "ntk-rand" needs no data; "ntk-ori" uses `device_data`, the normalised images
-    of each device, and makes the devices backpropagate (see `ntk_ori`); "random" and "magnitude" are controls,
-    done in one step. The other arguments are described at `Settings`. `progress` is called after each iteration.
-    Equal arguments give the same mask on every machine; torch's global generator is neither read nor moved.
+    `pruner` is a name of `PRUNERS`. "ntk-rand" and "synflow" need no data. "ntk-ori", "snip" and "grasp" use
+    `device_data`, the normalised images of each device, the last two also `device_labels`, and make the devices
+    backpropagate (see `ntk_ori`). "magnitude", "erk" and "random" look at weights, at shapes, and at nothing. The NTK
+    and SynFlow take `iterations` steps, all others one.
+
+    With a `cost_power` p above 0 every score is divided by c^p, where c is how often the weight works for an input
+    (once in a linear layer, once for each place of its map in a convolution): the mask then needs fewer FLOPs.
+
+    The other arguments are described at `Settings`. `progress` is called after each iteration. Equal arguments give
+    the same mask on every machine; torch's global generator is neither read nor moved.
     """
     chosen = _pruner(pruner)
-    data = None if device_data is None else tuple(device_data)
-    settings = Settings(input_shape, redraws, redraw_weights, batch, epsilon, seed, data)
+    data, labels = (None if given is None else tuple(given) for given in (device_data, device_labels))
+    settings = Settings(input_shape, redraws, redraw_weights, batch, epsilon, seed, data, labels, density)
     mask = dense_mask(model)
     n = _checked_size(mask, density, iterations)
     if density == 1:
         return PruneResult(mask, densities(mask), Cost(), ())
+    price = _prices(model, pruner, cost_power, input_shape)
     steps = iterations if chosen.iterative else 1
-    cost = Cost(download_bytes=_bytes(model) if pruner == "ntk-ori" else 0)
+    cost = Cost(download_bytes=0 if chosen.asks == "nothing" else _bytes(model))
     history: list[Step] = []
     for t in range(1, steps + 1):
         saliency = chosen.score(model, mask, settings, t)
         keep = kept(n, density, t, steps)
-        mask = keep_top(saliency.scores, mask, keep, Draws(seed, "ties", pruner, t))
+        scores = {name: score / price[name] for name, score in saliency.scores.items()} if price else saliency.scores
+        mask = keep_top(scores, mask, keep, Draws(seed, "ties", pruner, t))
         cost += saliency.cost
         history.append(Step(t, steps, keep, keep / n, saliency.objective))
         if progress is not None:
@@ -110,6 +132,22 @@ def _pruner(name: str) -> Pruner:
         nearest = difflib.get_close_matches(name, PRUNERS, n=1, cutoff=0.0)[0]
         raise PruneError(f"unknown pruner {name!r}, expected one of {', '.join(PRUNERS)}; did you mean {nearest!r}?")
     return PRUNERS[name]
+
+
+def _prices(model: nn.Module, pruner: str, power: float, input_shape: tuple[int, ...]) -> dict[str, float]:
+    """What the scores of each layer are divided by; nothing, if costs do not count."""
+    if not 0 <= power < math.inf:
+        raise PruneError(f"cost_power is {power}, expected 0 or a positive number such as 0.5")
+    if power == 0:
+        return {}
+    if not PRUNERS[pruner].weighable:
+        able = ", ".join(name for name, one in PRUNERS.items() if one.weighable)
+        raise PruneError(
+            f"{pruner} has no scores that could be divided by a cost, expected cost_power 0 or one of {able}; "
+            "choose one of them"
+        )
+    macs = macs_per_weight(copy.deepcopy(model).eval(), input_shape)
+    return {name: math.pow(max(1, number), power) for name, number in macs.items()}
 
 
 def _checked_size(mask: Mask, density: float, iterations: int) -> int:
@@ -130,5 +168,5 @@ def _checked_size(mask: Mask, density: float, iterations: int) -> int:
 
 
 def _bytes(model: nn.Module) -> int:
-    """Size of the initial model, which every device of ntk-ori receives once."""
+    """Size of the initial model, which every device that helps to score receives once."""
     return sum(p.numel() * p.element_size() for p in model.parameters())

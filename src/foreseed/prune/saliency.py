@@ -13,11 +13,11 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -29,6 +29,9 @@ from foreseed.prune.convolution import FewImagesAtATime
 from foreseed.prune.cost import Cost, forward_flops
 from foreseed.prune.errors import PruneError
 from foreseed.prune.masks import Mask, Scores, prunable
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,11 @@ class Settings:
     """Standard deviation of the weights' random change; the ranking hardly depends on it."""
     seed: int = 0
     device_data: Sequence[torch.Tensor] | None = None
-    """Normalised float images of each device, N x input_shape; read by `ntk-ori` alone."""
+    """Normalised float images of each device, N x input_shape; read by `ntk-ori`, `snip` and `grasp` alone."""
+    device_labels: Sequence[torch.Tensor] | None = None
+    """Their classes, N integers for each device; read by `snip` and `grasp` alone."""
+    density: float = 1.0
+    """The share of weights that will live in the end; read by `erk` alone."""
 
     def __post_init__(self) -> None:
         for name in ("redraws", "batch"):
@@ -62,14 +69,14 @@ class Saliency(NamedTuple):
 
     scores: Scores
     objective: float | None
-    """The sum of F over inputs and draws; None where the pruner has no objective."""
+    """What the pruner differentiates, such as the sum of F over inputs and draws; None where there is no such thing."""
     cost: Cost
 
 
 Scorer: TypeAlias = Callable[[nn.Module, Mask, Settings, int], Saliency]
 """Scores the weights of a model under a mask, for iteration t = 1, 2, ..."""
 
-_CHUNK = 20
+CHUNK = 20
 """Inputs that pass the networks at a time: five draws of a hundred are 25 pieces of work to share out over cores."""
 
 _DRAWN_AT_A_TIME = 10
@@ -85,12 +92,24 @@ class Batch(NamedTuple):
 
 
 @contextmanager
-def _threads_for_draws() -> Iterator[int]:
-    """torch's threads, taken from inside its kernels to work on a draw each; yields how many."""
+def side_by_side(work: nn.Module) -> Iterator[Callable[[Callable[[nn.Module, T], R], Iterable[T]], Iterator[R]]]:
+    """Yields a map over pieces of work, each done with a network of its own; results come in the pieces' order.
+
+    torch's threads are taken from inside its kernels to work on a piece each.
+    """
+    mine = threading.local()
+
+    def own() -> nn.Module:
+        if not hasattr(mine, "work"):  # a call puts other weights into the network, so each thread has its own
+            mine.work = copy.deepcopy(work)
+        network: nn.Module = mine.work
+        return network
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield threads
+        with ThreadPoolExecutor(threads) as pool:
+            yield lambda do, pieces: pool.map(lambda piece: do(own(), piece), pieces)
     finally:
         torch.set_num_threads(threads)
 
@@ -113,7 +132,7 @@ def ntk_ori(model: nn.Module, mask: Mask, settings: Settings, iteration: int) ->
     the absolute value. The cost returned is that of one iteration: the upload, the mask's bits as the download,
     and the FLOPs of the passes, forward and backward, over all the device's images.
     """
-    devices = _checked_devices(settings)
+    devices = checked_images("ntk-ori", settings)
     batches = [
         Batch(Draws(settings.seed, "ntk-ori", iteration, device, draw, at), images[at : at + settings.batch])
         for device, images in enumerate(devices)
@@ -122,8 +141,7 @@ def ntk_ori(model: nn.Module, mask: Mask, settings: Settings, iteration: int) ->
     ]
     work = working_copy(model, settings)
     flops = settings.redraws * _objective_flops(work, settings.input_shape)
-    weights = sum(live.numel() for live in mask.values())
-    cost = Cost(0, tuple(flops * len(images) for images in devices), 4 * weights, (weights + 7) // 8)
+    cost = device_cost(mask, devices, flops)
     scores, objective = _accumulate(work, mask, batches, settings)
     return Saliency(scores, objective, cost)
 
@@ -140,7 +158,8 @@ def uniform(model: nn.Module, mask: Mask, settings: Settings, iteration: int) ->
     return Saliency({name: torch.zeros(live.shape) for name, live in mask.items()}, None, Cost())
 
 
-def _checked_devices(settings: Settings) -> Sequence[torch.Tensor]:
+def checked_images(pruner: str, settings: Settings) -> Sequence[torch.Tensor]:
+    """The images of every device, if a pruner can use them."""
     devices = settings.device_data or ()
     for number, images in enumerate(devices):
         if tuple(images.shape[1:]) != tuple(settings.input_shape) or not images.is_floating_point():
@@ -149,8 +168,14 @@ def _checked_devices(settings: Settings) -> Sequence[torch.Tensor]:
                 f"floats of shape (images, {', '.join(map(str, settings.input_shape))})"
             )
     if not any(len(images) for images in devices):
-        raise PruneError("ntk-ori was given no device's images; pass device_data, or use ntk-rand, which needs none")
+        raise PruneError(f"{pruner} was given no device's images; pass device_data, or use ntk-rand, which needs none")
     return devices
+
+
+def device_cost(mask: Mask, devices: Sequence[torch.Tensor], flops: int) -> Cost:
+    """What scoring costs devices that spend these FLOPs an image: a gradient up, in 32 bits a weight, the mask down."""
+    weights = sum(live.numel() for live in mask.values())
+    return Cost(0, tuple(flops * len(images) for images in devices), 4 * weights, (weights + 7) // 8)
 
 
 def working_copy(model: nn.Module, settings: Settings) -> nn.Module:
@@ -179,22 +204,14 @@ def _accumulate(work: nn.Module, mask: Mask, batches: Sequence[Batch], settings:
     Signs must survive until the end: the saliency is the size of the mean gradient, not the mean of the sizes.
     Chunks of the batches are worked on side by side, and added up in their order.
     """
-    mine = threading.local()
-
-    def own() -> nn.Module:
-        if not hasattr(mine, "work"):  # a call puts other weights into the network, so each thread has its own
-            mine.work = copy.deepcopy(work)
-        network: nn.Module = mine.work
-        return network
-
     total = {name: torch.zeros_like(layer.weight) for name, layer in prunable(work).items()}
     objective = 0.0
-    with _threads_for_draws() as threads, ThreadPoolExecutor(threads) as pool:
+    with side_by_side(work) as each:
         for at in range(0, len(batches), _DRAWN_AT_A_TIME):
             some = batches[at : at + _DRAWN_AT_A_TIME]
-            pairs = list(pool.map(lambda batch: draw_pair(own(), mask, batch, settings), some))
-            chunks = [(pair, chunk) for pair in pairs for chunk in torch.split(pair.inputs, _CHUNK)]
-            for value, gradients in pool.map(lambda of: mask_gradient(own(), *of), chunks):
+            pairs = list(each(lambda own, batch: draw_pair(own, mask, batch, settings), some))
+            chunks = [(pair, chunk) for pair in pairs for chunk in torch.split(pair.inputs, CHUNK)]
+            for value, gradients in each(lambda own, of: mask_gradient(own, *of), chunks):
                 objective += value
                 for name, gradient in gradients.items():
                     total[name] += gradient
@@ -233,7 +250,8 @@ def draw_pair(work: nn.Module, mask: Mask, batch: Batch, settings: Settings) -> 
     return Pair(inputs, weights, moved, gates, buffers)
 
 
-def _logits(work: nn.Module, weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+def logits_of(work: nn.Module, weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+    """What a network says of images with other weights in the place of its own."""
     # A layer that stands in the model twice is named once; to tie its names would leave a tensor in its place.
     logits: torch.Tensor = functional_call(work, weights, (images,), tie_weights=False)
     return logits
@@ -247,7 +265,7 @@ def mask_gradient(work: nn.Module, pair: Pair, chunk: torch.Tensor) -> tuple[flo
         for weights in (pair.weights, pair.moved)
     )
     with FewImagesAtATime():
-        change = _logits(work, here, chunk) - _logits(work, there, chunk)
+        change = logits_of(work, here, chunk) - logits_of(work, there, chunk)
     objective = change.square().sum()
     # A layer that the forward pass never uses has no gradient; zeros let it rank last.
     gradients = torch.autograd.grad(objective, list(gates.values()), materialize_grads=True)
@@ -266,6 +284,6 @@ def _settle_batch_norms(work: nn.Module, weights: dict[str, torch.Tensor], image
         norm.reset_running_stats()
         norm.train()
     with torch.no_grad(), FewImagesAtATime():
-        _logits(work, weights, images)
+        logits_of(work, weights, images)
     for norm in norms:
         norm.eval()

@@ -20,7 +20,7 @@ _HOW = {
     "exact": "with exact derivatives, which forward passes on a device come close to",
     "backprop": "by backpropagation",
 }
-_CONTROLS = {"random", "magnitude"}
+_CONTROLS = {"random", "magnitude", "erk"}
 """Pruners that show what a better choice of weights is worth."""
 _STEPS = 3
 
@@ -87,7 +87,7 @@ def _sentences(lead: Arm, arms: Sequence[Arm]) -> Iterator[str]:
         kept = percent(Stat(lead.numbers["density"].mean, None))
         yield f"{lead.label} kept {kept} of the weights, and took {share:.2g} of the FLOPs that all of them would have."
     if control:
-        mask = f"A {_pruner(control)} mask of the same size"
+        mask = f"{'An' if _pruner(control)[0] in 'aeiou' else 'A'} {_pruner(control)} mask of the same size"
         yield f"{mask} came to {_came_to(control, lead)}; {_took(control, lead)}."
     if rivals and not (learner or dense or control):
         best, *_, worst = sorted((lead, *rivals), key=lambda arm: -_accuracy(arm).mean)

@@ -95,6 +95,8 @@ def console_table(runs: Sequence[str | os.PathLike[str]]) -> Table:
         accuracy.append(f"\n{shown('last_mean_accuracy', row.numbers)}", style="not bold")
         if "final_ema_accuracy" in row.numbers:
             accuracy.append(f"\nEMA {shown('final_ema_accuracy', row.numbers)}", style="not bold")
+        if "personal_accuracy" in row.numbers:
+            accuracy.append(f"\nown {shown('personal_accuracy', row.numbers)}", style="not bold")
         table.add_row(
             name.append(f"\n{row.engine}, {shown('density', means)}", style="not bold dim default"),
             accuracy,
@@ -148,9 +150,11 @@ _PARTS: dict[str, tuple[Line, ...]] = {
         Line("mean of the last 5 evaluations", "last_mean_accuracy", "higher"),
         Line("highest of all evaluations", "max_accuracy", "higher"),
         Line("of the averaged weights (EMA)", "final_ema_accuracy", "higher"),
+        Line("of devices' own models, each on its own images", "personal_accuracy", "higher"),
     ),
     "Method and model": (
         Line("density", "density"),
+        Line("density of devices' own models", "personal_density"),
         Line("trainable numbers", "n_live", dense="n_total"),
         Line("multiply-adds of a forward pass", "macs", "lower", "dense_macs"),
     ),

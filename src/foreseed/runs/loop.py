@@ -155,6 +155,8 @@ def _row(result: RoundResult, seconds: float, n_live: int, tests: dict[str, Any]
         remembered=result.remembered,
         left_out=tuple(result.left_out),
         n_live=n_live,
+        personal_accuracy=result.personal_accuracy,
+        personal_density=result.personal_density,
         **tests,
         **result.traffic.measured,
     )

@@ -49,6 +49,10 @@ class Row(Record):
     """Participants that did not count: they have pulled against all others for many rounds."""
     n_live: int | None = None
     """Values that live after the round: methods may move their mask."""
+    personal_accuracy: Accuracy | None = None
+    """Of the participants' own models on their own held-out images, on average; None where they have none."""
+    personal_density: float | None = None
+    """Share of weights that live in those models, on average."""
     # Of real devices only:
     wire_up: int | None = None
     """Bytes on the devices' sockets, framing and TLS included."""
@@ -115,12 +119,13 @@ class Estimates(Record):
     @staticmethod
     def of(rows: Sequence[Row]) -> Estimates | None:
         """From the rounds of a run; None where no round told."""
-        last = rows[-max(1, len(rows) // 4) :]
-        snr = _mean([row.snr for row in last])
-        return None if snr is None else Estimates(snr=snr, remembered=_mean([row.remembered for row in last]))
+        snr = last_mean(rows, "snr")
+        return None if snr is None else Estimates(snr=snr, remembered=last_mean(rows, "remembered"))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def last_mean(rows: Sequence[Row], key: str) -> float | None:
+    """The mean of a number over the last quarter of the rounds, where it is known; None where it never is."""
+    values = [getattr(row, key) for row in rows[-max(1, len(rows) // 4) :]]
     there = [value for value in values if value is not None and isfinite(value)]
     return fsum(there) / len(there) if there else None
 
@@ -198,6 +203,9 @@ class Summary(Record):
     pruning: Pruning | None
     partition: Shares
     estimates: Estimates | None = None
+    personal_accuracy: Accuracy | None = None
+    """Of devices' own models in the last quarter of the rounds, each on its device's held-out images."""
+    personal_density: float | None = None
     changes: tuple[Change, ...] | None = None
     """What was changed since the run began; None where nothing was."""
     fleet: FleetCosts | None = None

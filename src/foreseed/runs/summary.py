@@ -21,6 +21,7 @@ from foreseed.runs.records import (
     Shares,
     Summary,
     Totals,
+    last_mean,
 )
 
 _LAST = 5
@@ -65,6 +66,9 @@ def summarise(
     }
     if (estimates := Estimates.of(rows)) is not None:
         summary["estimates"] = estimates
+    for key in ("personal_accuracy", "personal_density"):
+        if (mean := last_mean(rows, key)) is not None:
+            summary[key] = mean
     if changes:
         summary["changes"] = tuple(changes)
     if fleet is not None:

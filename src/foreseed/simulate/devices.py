@@ -15,10 +15,11 @@ from foreseed.device.worker import reply_to
 from foreseed.engine import Program, project
 from foreseed.engine.types import Buffer, split
 from foreseed.methods.backprop import LocalTrainer
-from foreseed.methods.protocol import Job, Local, LocalResult, Traffic, Vector
+from foreseed.methods.protocol import Job, Local, LocalResult, Prober, Traffic, Vector
 from foreseed.methods.task import Task
 from foreseed.methods.workers import Workers
 from foreseed.simulate.population import Population
+from foreseed.simulate.probers import EngineProber, ExactProber
 from foreseed.wire import NOTHING_HELD, PROGRAM, STATE, OrderMessage, Reply, encode, transfer_bytes
 
 T = TypeVar("T")
@@ -97,6 +98,18 @@ class SimulatedDevices:
             return work(Local(device, *self.population.images(device), self._own_trainer(program)))
 
         return iter(self.map(visited, devices))
+
+    def probe(self, program: Program, devices: Sequence[int], work: Callable[[Prober], R]) -> Iterator[R]:
+        exact = self.task.config.engine == "exact"
+        if exact:
+            self._prepare_trainer(program)
+
+        def prober(device: int) -> Prober:
+            if exact:
+                return ExactProber(device, *self.population.images(device), self._own_trainer(program))
+            return EngineProber(device, self.population.rows(device), self._workers.engine(program))
+
+        yield from self.map(lambda device: work(prober(device)), devices)
 
     def train(self, job: Job) -> Iterator[LocalResult]:
         t, seed = self.task.config.train, self.task.config.seed

@@ -57,9 +57,13 @@ class Population:
         first, end = int(self.starts[device]), int(self.starts[device + 1])
         return Samples.records(self.records, self.records.shape[1] - 1, first, end - first)
 
+    def rows(self, device: int) -> Bytes:
+        """Its shard: a label byte and the pixels in each row."""
+        return self.records[self.starts[device] : self.starts[device + 1]]
+
     def images(self, device: int) -> tuple[Bytes, Bytes]:
         """The same as arrays: images [N, channels, height, width], and labels."""
-        rows = self.records[self.starts[device] : self.starts[device + 1]]
+        rows = self.rows(device)
         return rows[:, 1:].reshape(len(rows), *self.shape), rows[:, 0]
 
     def digests(self) -> dict[str, str]:
@@ -68,11 +72,12 @@ class Population:
         rows = (self.records[order[at : at + 1000]] for at in range(0, len(order), 1000))
         return {"data": digest(rows), "partition": digest([self.partition.sizes, *self.partition.indices])}
 
-    def images_to_prune_by(self, config: Config) -> Sequence[Bytes]:
-        """What NTK-Ori asks of devices: a batch of their own images each, of as many devices as answer a round."""
+    def images_to_prune_by(self, config: Config) -> Sequence[tuple[Bytes, Bytes]]:
+        """What pruners ask of devices: a batch of their own images each, with labels, of as many as answer a round."""
         everyone = np.arange(config.data.devices)
         asked = Draws(config.seed, "ntk-ori").choose(everyone, config.data.per_round)
-        return [self.images(device)[0][: config.prune.batch] for device in asked]
+        count = config.prune.batch
+        return [(images[:count], labels[:count]) for images, labels in map(self.images, asked)]
 
 
 def partition_of(config: Config, labels: npt.ArrayLike) -> Partition:
