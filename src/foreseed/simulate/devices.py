@@ -30,7 +30,7 @@ class Elsewhere(Protocol):
     """Other processes that hold the same devices, and work in place of this one's threads."""
 
     def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]: ...
-    def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]: ...
+    def train(self, job: Job) -> Iterator[LocalResult]: ...
     def gradients(self, job: Job) -> Iterator[LocalResult]: ...
     def close(self) -> None: ...
 
@@ -90,8 +90,6 @@ class SimulatedDevices:
         return Traffic(up, down, {"refused": refused} if refused else {})
 
     def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]:
-        if self._elsewhere is not None:
-            return self._elsewhere.visit(program, devices, work)
         self._prepare_trainer(program)
 
         def visited(device: int) -> R:
@@ -112,6 +110,8 @@ class SimulatedDevices:
         yield from self.map(lambda device: work(prober(device)), devices)
 
     def train(self, job: Job) -> Iterator[LocalResult]:
+        if self._elsewhere is not None:
+            return self._elsewhere.train(job)
         t, seed = self.task.config.train, self.task.config.seed
 
         def client_update(local: Local) -> LocalResult:

@@ -1,7 +1,8 @@
 """Simulations on Ray: devices answered by actors on every node, and whole runs as tasks.
 
-The population lies in the object store, once a node; only orders and replies travel. An actor or a node that is lost
-costs a repeat of its orders: Ray starts the actor again elsewhere, and an answer depends on the order alone.
+The population lies in the object store, once a node; only orders and replies travel, or local training's values. An
+actor or a node that is lost costs a repeat of its orders: Ray starts the actor again elsewhere, and an answer follows from
+the order alone. What a method does on devices by itself (`Devices.visit`, `Devices.probe`) stays with this process.
 """
 
 from __future__ import annotations
@@ -16,20 +17,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 import foreseed
 from foreseed.config import Config
 from foreseed.engine import ForeseedError, Program
-from foreseed.methods.protocol import Job, Local, LocalResult, Vector
+from foreseed.methods.protocol import Job, LocalResult, Vector
 from foreseed.methods.task import Task
 from foreseed.simulate.devices import SimulatedDevices
 from foreseed.simulate.population import Population
 from foreseed.wire import OrderMessage, Reply
 
-R = TypeVar("R")
 SCHEME = "ray"
 _START_TIMEOUT = 600.0
 """Seconds for the actors to be there."""
@@ -64,6 +64,8 @@ class Hand:
     def __init__(self, held: list[Any]) -> None:
         import ray
 
+        task: Task
+        population: Population
         task, population = ray.get(held)
         self._devices = SimulatedDevices(task, population)
         self._program = task.program
@@ -75,8 +77,8 @@ class Hand:
     def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
         return self._devices.replies(orders, self._same(program), values)
 
-    def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> list[R]:
-        return list(self._devices.visit(self._same(program), devices, work))
+    def train(self, job: Job) -> list[LocalResult]:
+        return list(self._devices.train(replace(job, program=self._same(job.program))))
 
     def gradients(self, job: Job) -> list[LocalResult]:
         return list(self._devices.gradients(replace(job, program=self._same(job.program))))
@@ -122,19 +124,16 @@ class RayHands:
             sizes, lambda hand, some: hand.replies.remote([orders[i] for i in some], program, values)
         )
 
-    def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]:
-        """A method's own work on these devices, in their order."""
-        sizes = [int(self._sizes[device]) for device in devices]
-        yield from self._shared_out(
-            sizes, lambda hand, some: hand.visit.remote(program, [devices[i] for i in some], work)
-        )
+    def train(self, job: Job) -> Iterator[LocalResult]:
+        """Local training of the job's devices, in their order."""
+        yield from self._shared_out(self._sizes_of(job), lambda hand, some: hand.train.remote(_part(job, some)))
 
     def gradients(self, job: Job) -> Iterator[LocalResult]:
-        """The exact gradient of each device's mean loss."""
-        sizes = [int(self._sizes[device]) for device in job.devices]
-        yield from self._shared_out(
-            sizes, lambda hand, some: hand.gradients.remote(replace(job, devices=[job.devices[i] for i in some]))
-        )
+        """The exact gradient of each of the job's devices, in their order."""
+        yield from self._shared_out(self._sizes_of(job), lambda hand, some: hand.gradients.remote(_part(job, some)))
+
+    def _sizes_of(self, job: Job) -> list[int]:
+        return [int(self._sizes[device]) for device in job.devices]
 
     def _shared_out(self, sizes: Sequence[int], ask: Callable[[Any, list[int]], Any]) -> list[Any]:
         """What actors make of items, as even by size as can be, in the items' order; each actor is called once."""
@@ -148,6 +147,11 @@ class RayHands:
     def close(self) -> None:
         for hand in self._hands:
             self._ray.kill(hand)
+
+
+def _part(job: Job, some: Sequence[int]) -> Job:
+    """A job for some of its devices."""
+    return replace(job, devices=[job.devices[i] for i in some])
 
 
 def run_whole(config: Config) -> bytes | str:
@@ -185,8 +189,8 @@ def _check_room(ray: Any, population: Population) -> None:
         room, name = int(node["Resources"].get("object_store_memory", 0)), node["NodeManagerAddress"]
         if node["Alive"] and room < need:
             raise ForeseedError(
-                f"the devices' images take {need / 1e6:.0f} MB, the object store of {name} has {room / 1e6:.0f} MB; start "
-                "Ray with a larger --object-store-memory"
+                f"the devices' images take {need / 1e6:.0f} MB, the object store of {name} has {room / 1e6:.0f} MB; "
+                "start Ray with a larger --object-store-memory"
             )
 
 
