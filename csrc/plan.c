@@ -9,10 +9,12 @@ typedef struct {
     fs_step steps[FS_MAX_OPS];
     uint16_t root[FS_MAX_OPS + 1], born[FS_MAX_OPS + 1], dies[FS_MAX_OPS + 1];
     uint32_t lanes, blocks, streamed, wide;
-    uint32_t row_capacity, rows_in_flight, window_height, window_row;
+    uint32_t row_capacity, rows_in_flight, window_height, window_row, taps_capacity;
     uint64_t block_floats;
     uint64_t taps, slots, weights, row_values, perturbed, rows, window, pixels, activations;
 } draft;
+
+enum { TAPS = 2048 }; /* with their weights they leave room in a first cache of 32 KB */
 
 static uint64_t align(uint64_t bytes) { return (bytes + FS_ALIGN - 1) / FS_ALIGN * FS_ALIGN; }
 static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
@@ -124,7 +126,7 @@ static int place_tensors(const fs_program *program, draft *d) {
 
 /* Rows in flight, the window on the image, tap lists. */
 static void draft_buffers(const fs_program *program, const fs_config *config, draft *d) {
-    uint32_t in_flight = 2, widest = 0;
+    uint32_t in_flight = 2, widest = 0, weights = 0;
     fs_op op;
     for (uint32_t i = 0; i < program->n_ops; i++) {
         fs_read_op(program, i, &op);
@@ -132,6 +134,7 @@ static void draft_buffers(const fs_program *program, const fs_config *config, dr
         fs_size made = {0, d->places[op.a].h, d->places[op.a].w};
         fs_conv_size(&op, &made);
         widest = larger(widest, made.w);
+        weights = larger(weights, op.n_weights);
         const int adaptive = fs_has(FS_LAYER_ADAPTIVE_POOL) && op.pool == FS_POOL_ADAPTIVE;
         const uint32_t high = adaptive ? made.h / op.pooling.kh + 2 : op.pooling.kh;
         if (op.pool) in_flight = larger(in_flight, high + 1); /* rows come in pairs */
@@ -149,9 +152,10 @@ static void draft_buffers(const fs_program *program, const fs_config *config, dr
     d->rows = align(4 * results * in_flight * (uint64_t)d->row_capacity);
     d->window = align(4ull * program->channels * d->window_height * d->window_row);
     d->pixels = d->lanes > 1 ? align((uint64_t)program->channels * program->height * program->width * d->lanes) : 0;
-    d->taps = align(4ull * (d->wide ? program->max_row : program->max_taps));
-    d->slots = d->wide ? align(16ull * program->max_taps) : 0;
-    d->weights = d->wide ? align(16ull * program->max_row) : 0;
+    /* One list, or those of several channels that go down the rows together. */
+    d->taps_capacity = d->wide ? larger(program->max_row, weights < TAPS ? weights : TAPS) : program->max_taps;
+    d->taps = align(4ull * d->taps_capacity);
+    d->slots = d->weights = d->wide ? align(16ull * d->taps_capacity) : 0;
     d->row_values = config->by_row ? align(4ull * results * larger(program->max_taps, 1)) : 0;
     d->perturbed = config->by_row ? 0 : config->directions * align(4ull * program->n_live);
     /* Vectors may read, never use, up to a vector beyond the last row. */
@@ -159,12 +163,14 @@ static void draft_buffers(const fs_program *program, const fs_config *config, dr
 }
 
 static fs_status make_draft(const fs_program *program, const fs_config *config, draft *d) {
-    const uint32_t lanes = config->lanes ? config->lanes : config->batch < FS_MAX_LANES ? 1 : FS_MAX_LANES;
     if (!config->batch || config->batch > 1u << 20 || !config->directions || config->directions > 1u << 12)
         return FS_BAD_CONFIG;
-    if (lanes > FS_MAX_LANES || lanes & (lanes - 1)) return FS_BAD_CONFIG;
     const fs_isa *isa = fs_find_isa(config->isa);
     if (!isa) return FS_BAD_CONFIG;
+    /* As many as a vector has: maps are then as small as they can be, and stay in the caches. */
+    const uint32_t wide = isa->width ? isa->width : FS_MAX_LANES;
+    const uint32_t lanes = config->lanes ? config->lanes : config->batch < wide ? 1 : wide;
+    if (lanes > FS_MAX_LANES || lanes & (lanes - 1)) return FS_BAD_CONFIG;
     if (config->by_row > 1 || (config->by_row && config->directions != 1)) return FS_BAD_CONFIG;
     memset(d, 0, sizeof *d);
     d->lanes = lanes;
@@ -226,7 +232,7 @@ fs_status fs_start(fs_engine **engine, const fs_program *program, const fs_confi
     e->steps = take(&at, sizeof(fs_step) * program->n_ops);
     memcpy(e->places, d.places, sizeof(fs_place) * (program->n_ops + 1));
     memcpy(e->steps, d.steps, sizeof(fs_step) * program->n_ops);
-    e->offsets = take(&at, d.taps);
+    e->offsets = take(&at, d.taps), e->taps_capacity = d.taps_capacity;
     e->slots = take(&at, d.slots);
     e->weights = take(&at, d.weights);
     e->row_values = take(&at, d.row_values);

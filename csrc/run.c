@@ -191,6 +191,7 @@ static void note_high_water(fs_engine *e, const fs_place *p, const fs_batch *bat
 
 static void forward(fs_engine *e, const fs_batch *batch) {
     if (!e->streamed) materialise_image(e, batch);
+    fs_lap(FS_TIME_IMAGES);
     for (uint32_t i = 0; i < e->program.n_ops; i++) {
         fs_op op;
         fs_read_op(&e->program, i, &op);
@@ -199,6 +200,7 @@ static void forward(fs_engine *e, const fs_batch *batch) {
         zero_borders(e, out, batch);
         if (op.kind == FS_CONV) {
             fs_conv(e, i, &op, batch);
+            fs_lap(i);
             continue;
         }
         for (uint32_t d = 0; d < batch->directions; d++) {
@@ -213,6 +215,7 @@ static void forward(fs_engine *e, const fs_batch *batch) {
                 else row_op(e, &op, out, d, b);
             }
         }
+        fs_lap(i);
     }
 }
 
@@ -276,6 +279,7 @@ static fs_status run(fs_engine *e, const fs_samples *samples, uint32_t n, double
         for (uint32_t d = 0; d < n; d++)
             for (uint32_t i = 0; i < batch.images; i++)
                 losses[d] += cross_entropy(e, d, i, samples->labels[(size_t)(first + i) * samples->stride], correct);
+        fs_lap(FS_TIME_LOSS);
     }
     for (uint32_t d = 0; d < n; d++)
         if (!(losses[d] - losses[d] == 0)) return FS_NOT_FINITE;
@@ -339,6 +343,7 @@ fs_status fs_probe(fs_engine *e, const float *values, const float *stats, const 
                 fs_perturb(directions, first + d * directions->step, 0, e->program.n_live, values,
                            e->perturbed + d * stride);
             use(e, e->perturbed, stride, stats);
+            fs_lap(FS_TIME_PERTURB);
         }
         if ((status = run(e, samples, n, losses + done, &correct))) return status;
     }

@@ -297,6 +297,13 @@ def test_every_command_of_the_deployment_page_runs_with_what_the_package_brings(
         device = machine.start_unit("device")
         server.wait_until(lambda: rows() > held)
 
+        # A node of a cluster.
+        machine.run(machine.take("foreseed fleet keys cluster"))
+        machine.run(machine.take("sudo apt install nats-server", 5))
+        node = machine.folder / "etc" / "nats" / "foreseed" / "a.example.org.conf"
+        node.write_text(machine.here(node.read_text()))
+        run(["/usr/sbin/nats-server", "-t", "-c", str(machine.folder / "etc" / "nats-server.conf")])
+
         # Who is there, and what one could go back to.
         assert "device-0" in machine.run(machine.take("foreseed fleet status"))
         assert "round" in machine.run(machine.take("foreseed runs"))

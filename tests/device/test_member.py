@@ -70,6 +70,20 @@ def test_a_welcome_amid_a_download_goes_on_with_it(shard: Path) -> None:
     assert member.receive(encode(server.welcome())) == [second] == [Fetch(RUN, PROGRAM, 0, CHUNK)]
 
 
+def test_a_server_that_was_paused_and_wakes_up_is_ignored_for_the_one_that_took_its_place(shard: Path) -> None:
+    folder, another_folder, member = b"fold", b"anew", Member(shard)
+    first, second = (serve() for _ in range(2))
+    first.epoch, second.epoch = folder + b"\0\x09\0\x01", folder + b"\0\x0a\0\x01"
+    converse(first, member, member.receive(encode(first.announce())))
+    converse(second, member, member.receive(encode(second.announce())))
+    for finished in (False, True):
+        assert member.receive(encode(first.announce(finished))) == []
+    assert (member.epoch, member.finished, member.refused) == (second.epoch, False, {"older server": 2})
+    # A number counts within its folder alone: of another one, the first server is welcome.
+    first.epoch = another_folder + b"\0\x01\0\x01"
+    assert member.receive(encode(first.announce())) == [Join(-1)]
+
+
 def test_a_server_that_starts_is_joined_once_for_each_start(shard: Path) -> None:
     server, member = serve(), Member(shard)
     assert converse(server, member, member.receive(encode(server.announce())))[0] == Join(-1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreseed.engine.native import NativeEngine, direction, isa, quantise
+from foreseed.engine.native import NativeEngine, accumulate, direction, isa, project, quantise
 from foreseed.engine.types import DirectionKind, Directions, Samples
 from tests.engine.fuzz.corpus import write_corpus
 from tests.engine.programs import lenet5, random_values
@@ -44,6 +44,10 @@ TARGETS = {
     ),
     "cortex-m0": Target("arm-none-eabi-", ARM, ("-mcpu=cortex-m0", "-mthumb")),
     "aarch64": Target("aarch64-linux-gnu-", ARM64, ("-fno-pic",)),
+    "armv7": Target(
+        "arm-none-eabi-", f"{ARM} qemu-user",
+        ("-mcpu=cortex-a7", "-mfloat-abi=hard", "-mfpu=neon-vfpv4", "--specs=rdimon.specs"),
+    ),
     "here": Target("", "gcc", ("-fno-pic",)),
 }  # fmt: skip
 STRICT = ("-Wall", "-Wextra", "-Werror")
@@ -53,7 +57,16 @@ HELPERS = re.compile(
 )
 
 
-EVERYWHERE = ["cortex-m4 -Os", "cortex-m4 -O3", "cortex-m0 -Os", "aarch64 -Os", "here -Os", "here -O3"]
+EVERYWHERE = [
+    "cortex-m4 -Os",
+    "cortex-m4 -O3",
+    "cortex-m0 -Os",
+    "aarch64 -Os",
+    "aarch64 -O3",
+    "armv7 -O3",
+    "here -Os",
+    "here -O3",
+]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +143,12 @@ class Machine:
 
 
 EMULATED_ARM = Machine("aarch64", "qemu-aarch64")
-MACHINES = {"aarch64": EMULATED_ARM, "here, without vectors": Machine("here", flags=(NO_VECTORS,))}
+# 32-bit boards (Raspberry Pi 2, or later ones with a 32-bit system): bare, so that the toolchain of Cortex-M serves.
+EMULATED_ARM32 = Machine("armv7", "qemu-arm")
+MACHINES = {
+    "aarch64": EMULATED_ARM, "armv7": EMULATED_ARM32, "here, without vectors": Machine("here", flags=(NO_VECTORS,)),
+}  # fmt: skip
+FUSED = ["aarch64", "armv7"]
 
 
 @dataclass(frozen=True)
@@ -171,6 +189,8 @@ class Answer:
 
     losses: array[float]
     direction: array[float]
+    sum: array[float]
+    products: array[float]
     packed: tuple[str, ...]
 
 
@@ -186,11 +206,18 @@ def answers(
 ) -> dict[DirectionKind, Answer]:
     folder = tmp_path_factory.mktemp("machine")
     command = MACHINES[request.param].build([*ENGINE, ROOT / "tests/engine/portable/run.c"], folder, "run")
+    return ask(command, question, batch=2, lanes=1)
+
+
+def ask(
+    command: list[str | Path], question: Question, batch: int, lanes: int, isa: int = 0
+) -> dict[DirectionKind, Answer]:
     files = [question.folder / name for name in ("program", "values", "shard")]
-    lines = run([*command, *files, "2", "1"]).splitlines()
+    lines = run([*command, *files, str(batch), str(lanes), str(isa)]).splitlines()
+    kinds: tuple[DirectionKind, ...] = ("gaussian", "rademacher")
     return {
-        "gaussian": Answer(numbers(lines[0], "d"), numbers(lines[1], "f"), tuple(lines[4:])),
-        "rademacher": Answer(numbers(lines[2], "d"), numbers(lines[3], "f"), tuple(lines[4:])),
+        kind: Answer(*(numbers(line, to) for line, to in zip(part, "dffd", strict=True)), packed=tuple(lines[8:]))
+        for kind, part in zip(kinds, (lines[:4], lines[4:8]), strict=True)
     }
 
 
@@ -198,6 +225,15 @@ def answers(
 def test_directions_are_the_same_bits_elsewhere(answers: dict[DirectionKind, Answer]) -> None:
     for kind, answer in answers.items():
         assert answer.direction.tobytes() == direction(asked(kind), 1, 1000, start=77).tobytes()
+
+
+@pytest.mark.parametrize("answers", MACHINES, indirect=True)
+def test_sums_and_products_of_directions_are_the_same_bits_elsewhere(answers: dict[DirectionKind, Answer]) -> None:
+    for kind, answer in answers.items():
+        total = array("f", bytes(4 * 1000))
+        accumulate(total, asked(kind), array("f", [0.5, -1.25, 0.3, 2.0, -0.7, 0.1]))
+        assert answer.sum.tobytes() == total.tobytes()
+        assert answer.products.tobytes() == project(asked(kind), total).tobytes()
 
 
 @pytest.mark.parametrize("answers", MACHINES, indirect=True)
@@ -209,11 +245,29 @@ def test_packed_loss_differences_are_the_same_bits_elsewhere(answers: dict[Direc
     assert answers["gaussian"].packed == tuple(expected)
 
 
-@pytest.mark.parametrize("answers", ["aarch64"], indirect=True)
+@pytest.mark.parametrize("answers", FUSED, indirect=True)
 def test_losses_are_the_same_bits_elsewhere(question: Question, answers: dict[DirectionKind, Answer]) -> None:
-    assert isa() != "plain", "aarch64 fuses multiply-adds: run this test on a processor that does so too"
+    assert isa() != "plain", "ARM fuses multiply-adds: run this test on a processor that does so too"
     for kind, answer in answers.items():
         assert answer.losses.tobytes() == question.losses(kind).tobytes()
+
+
+PLAIN, AVX2, NEON = 1, 2, 4
+
+
+def test_neon_and_plain_loops_give_the_same_bits_for_every_layout(question: Question, tmp_path: Path) -> None:
+    command = EMULATED_ARM.build([*ENGINE, ROOT / "tests/engine/portable/run.c"], tmp_path, "run")
+    expected = {kind: question.losses(kind).tobytes() for kind in ("gaussian", "rademacher")}
+    for number in (NEON, PLAIN):
+        for batch, lanes in ((5, 0), (5, 4), (4, 2), (8, 8), (16, 16)):
+            answer = ask(command, question, batch, lanes, number)
+            assert {kind: answer[kind].losses.tobytes() for kind in answer} == expected, (number, batch, lanes)
+
+
+def test_an_instruction_set_of_another_processor_is_refused(question: Question, tmp_path: Path) -> None:
+    command = EMULATED_ARM.build([*ENGINE, ROOT / "tests/engine/portable/run.c"], tmp_path, "run")
+    files = [question.folder / name for name in ("program", "values", "shard")]
+    assert subprocess.run([*command, *files, "1", "1", str(AVX2)], capture_output=True, check=False).returncode == 5
 
 
 @pytest.mark.parametrize("answers", ["here, without vectors"], indirect=True)
@@ -232,7 +286,7 @@ def run_without(layers: list[str], question: Question, folder: Path, expected: i
     machine = Machine("here", flags=(f"-DFS_WITHOUT={'|'.join(layers)}",))
     (command,) = machine.build([*ENGINE, ROOT / "tests/engine/portable/run.c"], folder, "run")
     files = [question.folder / name for name in ("program", "values", "shard")]
-    done = subprocess.run([command, *files, "2", "1"], capture_output=True, text=True, check=False)
+    done = subprocess.run([command, *files, "2", "1", "0"], capture_output=True, text=True, check=False)
     assert done.returncode == expected
     return done.stdout.splitlines()
 

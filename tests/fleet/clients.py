@@ -89,6 +89,10 @@ class Fleet:
             client.username_pw_set(name, identity.password.read_text().strip())
         return client
 
+    def has_ended(self, client: Client) -> bool:
+        """Whether the broker has noticed that a client is gone."""
+        return f"Client {client.name} closed" in self.broker.log
+
     def port(self, kind: Kind) -> int:
         return self.broker.port if kind == "certificate" else self.broker.password_port
 

@@ -1,6 +1,8 @@
-"""A fleet of real processes, killed at random moments: the server, devices and the broker.
+"""A fleet of real processes, killed at random moments: the server, devices, the broker, a node of a cluster.
 
     python -m tests.fleet.kills --trials 50 --seed 1
+    python -m tests.fleet.kills --trials 30 --seed 1 --cluster
+    python -m tests.fleet.kills --trials 30 --seed 1 --standby
 
 Every trial is a run of its own that must end with the simulator's weights, to the bit.
 """
@@ -17,23 +19,30 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from foreseed.config import Config
+from foreseed.coordinator import Coordinator
 from foreseed.data import load, load_held_out, shard_name, write_shards
+from foreseed.engine import ForeseedError, Program
 from foreseed.fleet.devices import FleetDevices
 from foreseed.fleet.local import Mosquitto
+from foreseed.fleet.local_nats import NatsCluster
 from foreseed.methods import Task, make_task
-from foreseed.runs import run
+from foreseed.methods.protocol import Traffic
+from foreseed.runs import Lease, run
 from foreseed.simulate import run_simulated
 from foreseed.transport.link import broker
 from tests.simulate.small import World, leave_out_the_slow, make_world, small_config, write_bars
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["foreseed.fleet.devices"])
+_SILENCE = 4.0
+"""Seconds after which a server that is paused is taken for lost."""
 _PATIENCE = 120.0
 """Seconds until a trial counts as stuck; a quiet one takes a few."""
 
@@ -50,6 +59,14 @@ class KilledAtTheEnd(FleetDevices):
     def costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         os.kill(os.getpid(), signal.SIGKILL)
         return super().costs(rows)
+
+
+class Unhurried(FleetDevices):
+    """A server whose rounds take long enough to be lost in the middle of a run, however busy the machine is."""
+
+    def ask(self, coordinator: Coordinator, program: Program) -> Traffic:
+        time.sleep(0.15)
+        return super().ask(coordinator, program)
 
 
 class Devices:
@@ -107,17 +124,26 @@ class Devices:
 class RealFleet:
     """A broker, a server and its devices, each in a process of its own that can be killed and started again."""
 
-    def __init__(self, config: Config, folder: Path, shards: Path, kind: type[FleetDevices] = FleetDevices) -> None:
-        self.config, self.folder = config, folder
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        shards: Path,
+        kind: type[FleetDevices] = FleetDevices,
+        cluster: NatsCluster | None = None,
+    ) -> None:
+        """`cluster` is the caller's; without it there is a mosquitto."""
+        self.config, self.folder, self.cluster = config, folder, cluster
         folder.mkdir(parents=True)
-        self.broker = Mosquitto.plain()
+        self.broker = Mosquitto.plain() if cluster is None else None
+        self.url = self.broker.url if cluster is None else cluster.urls
         self.start_server(kind)
-        self.devices = Devices(self.broker.url, config.data.devices, folder, shards)
+        self.devices = Devices(self.url, config.data.devices, folder, shards)
 
     def start_server(self, kind: type[FleetDevices] = FleetDevices) -> None:
-        """Start the run, or go on with it."""
+        """Start the run, or go on with it; while another server lives, stand by."""
         self.server: BaseProcess = _PROCESSES.Process(
-            target=_serve, args=(self.config, self.folder, self.broker.url, kind)
+            target=_serve, args=(self.config, self.folder, self.url, kind, _SILENCE)
         )
         self.server.start()
 
@@ -127,18 +153,32 @@ class RealFleet:
         metrics = self.folder / "run" / "metrics.jsonl"
         return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
+    @property
+    def log(self) -> str:
+        """What the servers said."""
+        return (self.folder / "server.log").read_text()
+
+    def wait_for(self, rounds: int) -> None:
+        """Until so many are on the disk, or the run is over."""
+        end = time.monotonic() + _PATIENCE
+        while self.rounds < rounds and self.server.is_alive():
+            assert time.monotonic() < end, f"stuck at round {self.rounds}"
+            time.sleep(0.001)
+
     def kill(self, victim: str, number: int, pause: float) -> None:
-        """Kill -9 the server, the broker, or a device, and start it again after a pause."""
+        """Kill -9 the server, the broker, one of its nodes, or a device, and start it again after a pause."""
         if victim == "server":
             self.server.kill()
             self.server.join()
             time.sleep(pause)
             self.server.close()
             self.start_server()
-        elif victim == "broker":
-            self.broker.kill()
+        elif victim in ("broker", "node"):
+            killed = self.broker if self.cluster is None else self.cluster.nodes[number % len(self.cluster.nodes)]
+            assert killed is not None
+            killed.kill()
             time.sleep(pause)
-            self.broker.start()
+            killed.start()
         else:
             self.devices.kill(number)
             time.sleep(pause)
@@ -153,7 +193,8 @@ class RealFleet:
         self.server.kill()
         self.server.join()
         self.devices.close()
-        self.broker.close()
+        if self.broker is not None:
+            self.broker.close()
 
     def __enter__(self) -> RealFleet:
         return self
@@ -162,22 +203,48 @@ class RealFleet:
         self.close()
 
 
-def trial(config: Config, folder: Path, shards: Path, random: Random, kills: int) -> tuple[bytes, list[str]]:
+def trial(
+    config: Config, folder: Path, shards: Path, random: Random, kills: int, cluster: NatsCluster | None = None
+) -> tuple[bytes, list[str]]:
     """One run with so many kills; returns the model that it ended with, and who was killed."""
     killed = []
-    with RealFleet(config, folder, shards) as fleet:
+    with RealFleet(config, folder, shards, cluster=cluster) as fleet:
         for after in sorted(random.randrange(config.rounds) for _ in range(kills)):
-            end = time.monotonic() + _PATIENCE
-            while fleet.rounds < after and fleet.server.is_alive():
-                assert time.monotonic() < end, f"stuck at round {fleet.rounds}"
-                time.sleep(0.001)
+            fleet.wait_for(after)
             time.sleep(random.uniform(0, 0.05))
             if not fleet.server.is_alive():
                 break
-            killed.append(random.choice(["server", "broker", "device"]))
+            killed.append(random.choice(["server", "broker" if cluster is None else "node", "device"]))
             fleet.kill(killed[-1], random.randrange(config.data.devices), random.uniform(0, 0.3))
         fleet.finish()
     return (folder / "run" / "model.fsp").read_bytes(), killed
+
+
+def takeover(config: Config, folder: Path, shards: Path, random: Random, how: str) -> bytes:
+    """One run with two servers, of which the first is killed or paused; returns the model that it ended with.
+
+    One that was paused wakes up again at some moment after the second has begun to serve.
+    """
+    with RealFleet(config, folder, shards, Unhurried) as fleet:
+        fleet.wait_for(1)
+        first, lost_at = fleet.server, random.randrange(1, config.rounds // 2)
+        assert first.pid is not None
+        fleet.start_server(Unhurried)
+        try:
+            fleet.wait_for(lost_at)
+            time.sleep(random.uniform(0, 0.2))
+            assert fleet.rounds < config.rounds
+            os.kill(first.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+            fleet.wait_for(random.randrange(fleet.rounds + 1, config.rounds))
+            if how == "paused":
+                os.kill(first.pid, signal.SIGCONT)
+            fleet.finish()
+            first.join(_PATIENCE)
+            assert first.exitcode == (-signal.SIGKILL if how == "killed" else 1), (first.exitcode, fleet.log)
+            assert how == "killed" or "another server has taken this run over" in fleet.log, fleet.log
+        finally:
+            first.kill()
+    return (folder / "run" / "model.fsp").read_bytes()
 
 
 def simulated(config: Config, folder: Path, world: World) -> bytes:
@@ -186,7 +253,7 @@ def simulated(config: Config, folder: Path, world: World) -> bytes:
     return (folder / "model.fsp").read_bytes()
 
 
-def _serve(config: Config, folder: Path, url: str, kind: type[FleetDevices]) -> None:
+def _serve(config: Config, folder: Path, url: str, kind: type[FleetDevices], silence: float) -> None:
     leave_out_the_slow(setattr)
     target, log = folder / "run", folder / "server.log"
     with open(log, "a") as file:
@@ -194,9 +261,15 @@ def _serve(config: Config, folder: Path, url: str, kind: type[FleetDevices]) -> 
 
         def task_and_devices(config: Config) -> tuple[Task, FleetDevices]:
             task = make_task(config, load_held_out(config.data.set))
-            return task, kind(task, target, broker(url), lambda line: print(line, file=file))
+            return task, kind(task, target, broker(url), lambda line: print(line, file=file, flush=True), lease)
 
-        run(config, target, task_and_devices, resume=(target / "config.toml").exists())
+        lease = Lease(target, standby=True, silence=silence)
+        try:
+            run(config, target, task_and_devices, resume=(target / "config.toml").exists(), lease=lease)
+        except ForeseedError as error:
+            print(error, file=file)
+            sys.stderr = sys.__stderr__
+            sys.exit(1)
 
 
 def main() -> None:
@@ -206,17 +279,27 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--kills", type=int, default=1, help="kills in a trial")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--standby", action="store_true", help="two servers, of which one is killed or paused")
+    parser.add_argument("--cluster", action="store_true", help="three nodes of NATS instead of a mosquitto")
     options = parser.parse_args()
     random, killed, equal = Random(options.seed), Counter[str](), 0
     leave_out_the_slow(setattr)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
+        cluster = stack.enter_context(NatsCluster.plain()) if options.cluster else None
         config = fleet_config(write_bars(folder / "bars.npz"))
         world = make_world(config)
         write_shards(load(config.data.set), world.population.partition, folder / "shards")
         expected = simulated(config, folder / "simulated", world)
         for number in range(options.trials):
-            model, victims = trial(config, folder / f"trial-{number}", folder / "shards", random, options.kills)
+            target = folder / f"trial-{number}"
+            if options.standby:
+                victims = [random.choice(["killed", "paused"])]
+                model = takeover(config, target, folder / "shards", random, victims[0])
+            else:
+                model, victims = trial(config, target, folder / "shards", random, options.kills, cluster)
+            if cluster is not None:
+                cluster.wait()
             killed.update(victims)
             same = model == expected
             equal += same

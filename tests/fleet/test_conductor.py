@@ -30,7 +30,7 @@ from foreseed.wire import (
     program_hash,
     values_hash,
 )
-from tests.fleet.stage import PROGRAM_BYTES, RUN, Stage, answer_to, asked, full, instance_of, orders
+from tests.fleet.stage import PROGRAM_BYTES, RUN, SAMPLES, Stage, answer_to, asked, full, instance_of, orders
 
 HASH = program_hash(PROGRAM_BYTES)
 
@@ -183,7 +183,7 @@ def test_newest_process_of_a_name_wins_and_the_old_one_is_sent_away() -> None:
     assert welcome.instance == instance_of(old.name, 1)
     # Nothing from the old one counts any more, not even its farewell.
     assert stage.answer(old) == []
-    assert stage.leave(old.name) == []
+    assert orders(stage.leave(old.name)) == []
     assert stage.state(old.name) == "joining"
     assert stage.conductor.refused == {"wrong instance": 1}
     assert stage.coordinator.replies == ()
@@ -396,7 +396,7 @@ def test_devices_of_another_version_are_counted_and_named(monkeypatch: pytest.Mo
 def test_order_goes_out_once_and_again_only_to_who_is_ready_again() -> None:
     stage, sent = full()
     assert len(sent) == 3
-    assert stage.wait(1) == []
+    assert orders(stage.wait(1)) == []
     assert stage.say(sent[0].name, Ready(RUN, NOTHING_HELD, 20)) == [sent[0]]
     stage.answer(sent[0])
     assert stage.say(sent[0].name, Ready(RUN, NOTHING_HELD, 20)) == []
@@ -445,5 +445,43 @@ def test_device_that_comes_back_has_to_say_ready_before_it_is_asked() -> None:
     assert stage.conductor.presence("a", encode(back), stage.now) == []
     assert stage.state("a") == "joining"
     stage.open()
-    assert stage.wait(1000) == []
+    assert orders(stage.wait(1000)) == []
     assert asked(stage.say("a", Ready(RUN, 0, 20))) == {"a"}
+
+
+# --- what is lost in a cluster ---
+
+
+def welcomed(sends: list[Send]) -> list[str]:
+    return [send.name for send in sends if isinstance(send.message, Welcome)]
+
+
+@pytest.mark.parametrize("sample", ["all", "present"])
+def test_a_silent_device_is_welcomed_again_ever_more_rarely_and_gets_its_order_when_it_is_ready(sample: str) -> None:
+    stage = Stage(devices=1, per_round=1, sample=sample, deadline=10_000.0)
+    stage.join("a")
+    (lost,) = orders(stage.open())
+    seconds = [second for second in range(1, 1000) if welcomed(stage.wait(1.0))]
+    assert seconds == [30, 90, 210, 450, 930]
+    (again,) = orders(stage.say("a", Ready(RUN, 0, SAMPLES)))
+    assert again == lost
+    # Who has said something is not bothered for a while.
+    assert [second for second in range(1, 100) if welcomed(stage.wait(1.0))] == [30, 90]
+    stage.answer(again)
+    assert stage.conductor.complete
+
+
+def test_a_device_whose_ready_was_lost_is_welcomed_again() -> None:
+    stage = Stage(devices=1, per_round=1, sample="all")
+    stage.open()
+    stage.say("a", Join(ANY_NUMBER))
+    assert [second for second in range(1, 100) if welcomed(stage.wait(1.0))] == [30, 90]
+
+
+def test_a_device_that_is_said_to_be_gone_is_asked_whether_it_is() -> None:
+    """The will of its old connection may come, from another node, when the device is back already."""
+    stage, sent = full(per_round=6, sample="all")
+    name = sent[0].name
+    assert welcomed(stage.leave(name)) == [name]
+    assert stage.state(name) == "gone"
+    assert orders(stage.say(name, Ready(RUN, 0, SAMPLES))) == [sent[0]]

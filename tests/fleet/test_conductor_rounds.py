@@ -50,7 +50,7 @@ def test_device_that_is_ready_again_and_again_gets_no_more_time() -> None:
     stage, first = full(per_round=2, min_replies=2, deadline=60)
     stage.answer(first[0])
     for _ in range(5):
-        assert stage.wait(11) == []
+        assert orders(stage.wait(11)) == []
         assert asked(stage.say(first[1].name, Ready(RUN, 0, 20))) == {first[1].name}
     (other,) = orders(stage.wait(6))
     assert other.name not in (first[0].name, first[1].name)
@@ -73,9 +73,9 @@ def test_round_starts_with_fewer_when_the_time_to_gather_is_over() -> None:
     stage = Stage(min_replies=2, gather=10)
     stage.open()
     stage.join("a")
-    assert stage.wait(9) == []
+    assert orders(stage.wait(9)) == []
     stage.join("b")
-    assert stage.wait(0.5) == []
+    assert orders(stage.wait(0.5)) == []
     assert asked(stage.wait(1)) == {"a", "b"}
 
 
@@ -83,7 +83,7 @@ def test_round_never_starts_with_fewer_than_min_replies() -> None:
     stage = Stage(min_replies=2)
     stage.open()
     stage.join("a")
-    assert stage.wait(FOREVER) == []
+    assert orders(stage.wait(FOREVER)) == []
     assert not stage.conductor.complete
     assert asked(stage.join("b")) == {"a", "b"}
 
@@ -102,7 +102,7 @@ def test_nobody_is_asked_between_rounds() -> None:
     assert stage.conductor.complete
     learn(stage.coordinator)
     assert not stage.conductor.complete
-    assert stage.wait(FOREVER) == []
+    assert orders(stage.wait(FOREVER)) == []
     assert asked(stage.join("a")) == set()
 
 
@@ -115,7 +115,7 @@ def test_round_is_complete_when_nothing_is_missing() -> None:
         assert not stage.conductor.complete
         stage.answer(send)
     assert stage.conductor.complete
-    assert stage.wait(FOREVER) == []
+    assert orders(stage.wait(FOREVER)) == []
     assert stage.say(sent[0].name, Ready(RUN, 0, 20)) == []
 
 
@@ -136,9 +136,9 @@ def test_round_closes_at_its_deadline_with_enough_replies() -> None:
     stage, sent = full(min_replies=2)
     stage.answer(sent[0])
     stage.answer(sent[1])
-    assert stage.wait(59.9) == []
+    assert orders(stage.wait(59.9)) == []
     assert not stage.conductor.complete
-    assert stage.wait(0.2) == []
+    assert orders(stage.wait(0.2)) == []
     assert stage.conductor.complete
     closed = learn(stage.coordinator)
     assert len(closed.replies) == 2
@@ -177,9 +177,9 @@ def test_round_without_anyone_left_to_ask_waits_for_those_who_come_back() -> Non
         stage.answer(send)
     slow = sent[5].name
     for _ in range(5):
-        assert stage.wait(60) == []
+        assert orders(stage.wait(60)) == []
     assert not stage.conductor.complete
-    assert stage.leave(slow) == []
+    assert orders(stage.leave(slow)) == []
     assert asked(stage.join(slow, life=1)) == {slow}
     stage.answer(sent[5]._replace(instance=stage.conductor.devices[slow].instance))
     assert stage.conductor.complete
@@ -189,7 +189,7 @@ def test_without_a_deadline_a_slow_device_is_waited_for() -> None:
     stage, sent = full(deadline=0.0)
     stage.answer(sent[0])
     stage.answer(sent[1])
-    assert stage.wait(FOREVER) == []
+    assert orders(stage.wait(FOREVER)) == []
     assert not stage.conductor.complete
     stage.answer(sent[2])
     assert stage.conductor.complete
@@ -203,7 +203,7 @@ def test_device_that_vanishes_is_replaced_at_once_and_by_one_only() -> None:
     replacement = orders(stage.leave(sent[0].name))
     assert len(replacement) == 1
     assert asked(replacement).isdisjoint(asked(sent))
-    assert stage.wait(1) == []
+    assert orders(stage.wait(1)) == []
     for send in (sent[1], sent[2], replacement[0]):
         stage.answer(send)
     stage.close()
@@ -220,7 +220,7 @@ def test_extra_devices_stand_in_for_those_that_vanish() -> None:
 def test_device_that_answered_may_leave() -> None:
     stage, sent = full()
     stage.answer(sent[0])
-    assert stage.leave(sent[0].name) == []
+    assert orders(stage.leave(sent[0].name)) == []
     stage.answer(sent[1])
     stage.answer(sent[2])
     assert stage.conductor.complete
@@ -393,10 +393,10 @@ def test_with_sample_all_absent_devices_are_asked_and_waited_for() -> None:
     assert asked(sent) == {"a"}
     stage.answer(sent[0])
     for name in "bcdef":
-        assert stage.wait(FOREVER) == []
+        assert orders(stage.wait(FOREVER)) == []
         assert not stage.conductor.complete
         (send,) = orders(stage.join(name))
-        assert stage.leave(name) == []
+        assert orders(stage.leave(name)) == []
         (again,) = orders(stage.join(name, life=1))
         assert again.message == send.message
         stage.answer(again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -354,3 +355,53 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "keys", "--help"]) == 0
     assert "Example: foreseed fleet keys keys --count 10" in capsys.readouterr().out
+
+
+# NATS.
+
+
+def test_three_hosts_are_the_nodes_of_a_cluster_which_differ_in_their_names_alone(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["board"], ["a.lan", "b.lan", "::2"], for_nats=True)
+    nodes = {
+        path.stem: path.read_text() for path in (tmp_path / "keys" / "nats").glob("*.conf") if path.stem != "users"
+    }
+    assert set(nodes) == {"a.lan", "b.lan", "--2"}
+    assert len({re.sub('(?m)^server_name: ".*"$', "", text) for text in nodes.values()}) == 1
+    assert re.findall("@(.*):6222", nodes["a.lan"]) == ["a.lan", "b.lan", "[::2]"]
+    assert "stream_replicas: 3" in nodes["a.lan"]
+    assert "--broker mqtts://a.lan,b.lan,[::2] " in (tmp_path / "keys" / "board.conf").read_text()
+    # A node more changes the files of all, and the certificate that they know each other by.
+    before = (tmp_path / "keys" / "nats" / "node.crt").read_bytes()
+    make_keys(tmp_path / "keys", [], ["a.lan", "b.lan", "::2", "d.lan"])
+    again = [path.read_text() for path in (tmp_path / "keys" / "nats").glob("*.conf") if path.stem != "users"]
+    assert [text.count("nats-route://") for text in again] == [4] * 4
+    assert len(set(re.findall("node:(.*)@", "".join(again)))) == 1
+    assert (tmp_path / "keys" / "nats" / "node.crt").read_bytes() != before
+
+
+def test_names_of_one_machine_are_one_node(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", [], for_nats=True)
+    (node,) = (path for path in (tmp_path / "keys" / "nats").glob("*.conf") if path.stem != "users")
+    assert "nats-route://" not in node.read_text()
+    assert "stream_replicas: 1" in node.read_text()
+
+
+def test_nats_learns_of_every_name_and_who_was_shut_out_stays_so(tmp_path: Path) -> None:
+    keys, users = tmp_path / "keys", tmp_path / "keys" / "nats" / "users.conf"
+
+    def known() -> list[str]:
+        return re.findall('CN=(.*?)"', users.read_text())
+
+    make_keys(keys, ["one", "two"])
+    make_keys(keys, ["three"], for_nats=True)
+    assert known() == ["one", "server", "two", "three"]
+    users.write_text(re.sub('.*CN=one".*\n', "", users.read_text()))
+    make_keys(keys, ["one", "four"])
+    assert known() == ["server", "two", "three", "four"]
+
+
+def test_a_name_that_nats_would_take_for_several_steps_is_refused(tmp_path: Path) -> None:
+    make_keys(tmp_path / "mosquitto", ["board.7"])
+    with pytest.raises(KeysError, match=r"board\.7.*use - or _ instead"):
+        make_keys(tmp_path / "nats", ["board.7"], for_nats=True)
+    assert not (tmp_path / "nats").exists()

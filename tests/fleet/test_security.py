@@ -317,7 +317,7 @@ def test_a_last_will_elsewhere_reaches_nobody(fleet: Fleet, kind: Kind, topic: s
     device.will_set(topic, b"forged", 1, True)
     if fleet.outcome(device, kind) == "connected":
         device.socket().close()
-        wait(lambda: f"Client {device.name} closed" in fleet.broker.log)
+        wait(lambda: fleet.has_ended(device))
     server.say("foreseed/1/fence", b"true")
     wait(lambda: ("foreseed/1/fence", b"true") in server.got, server)
     assert server.got == [("foreseed/1/fence", b"true")]

@@ -23,11 +23,11 @@ from foreseed.fleet.devices import FleetDevices, check
 from foreseed.fleet.experiment import run_served
 from foreseed.methods import ntk_baffle
 from foreseed.report import write_report
-from foreseed.runs import Progress, RunError, Summary
+from foreseed.runs import Lease, LeaseError, Progress, RunError, Summary
 from foreseed.simulate import read_example, run_simulated
 from foreseed.transport import topics
 from foreseed.transport.link import Link, broker
-from foreseed.wire import ANY_NUMBER, Fetch, Join, Message, OrderMessage, Ready, decode, encode
+from foreseed.wire import ANY_NUMBER, Announce, Fetch, Join, Message, OrderMessage, Ready, decode, encode
 from tests.fleet.broker import Mosquitto
 from tests.fleet.kills import Devices, KilledAtTheEnd, RealFleet, fleet_config, simulated, trial
 from tests.simulate.small import World, leave_out_the_slow, make_world
@@ -125,7 +125,7 @@ def test_devices_of_another_version_are_told_ever_more_rarely(
     config: Config, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    devices = FleetDevices(world.task, tmp_path, broker("mqtt://localhost"), said.append)
+    devices = FleetDevices(world.task, tmp_path, broker("mqtt://localhost"), said.append, Lease(tmp_path))
     monkeypatch.setattr(devices._loop, "connect", lambda *_, **__: None)
     devices._start(ntk_baffle.init(world.task).coordinator)
     old = cbor2.dumps([1, *cbor2.loads(encode(Join(ANY_NUMBER)))[1:]])
@@ -138,6 +138,30 @@ def test_devices_of_another_version_are_told_ever_more_rarely(
         f"foreseed here and there ({count} such devices so far)"
         for count in (1, 2, 4, 8)
     ]
+
+
+def test_a_server_that_hears_of_its_successor_stops_and_of_its_predecessor_speaks_up(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    lease = Lease(tmp_path)
+    lease.number = 5
+    devices = FleetDevices(world.task, tmp_path, broker("mqtt://localhost"), said.append, lease)
+    monkeypatch.setattr(devices._loop, "connect", lambda *_, **__: None)
+    devices._start(ntk_baffle.init(world.task).coordinator)
+    ((_, mine, _),) = devices.connected()
+
+    def announced(number: int, lineage: bytes = lease.lineage) -> list[Any]:
+        epoch = lineage + number.to_bytes(2, "big") + b"\0\1"
+        return devices.receive(topics.ALL, encode(Announce(devices._run, epoch, False)))
+
+    assert devices.receive(topics.ALL, mine) == announced(6, b"else") == []
+    assert announced(4) == [(topics.ALL, mine, True)]
+    assert not lease.is_lost
+    assert announced(6) == []
+    with pytest.raises(LeaseError, match="another server has taken this run over"):
+        devices.costs([])
+    devices.close()
 
 
 @pytest.mark.slow
@@ -163,7 +187,7 @@ def test_a_second_server_on_the_same_folder_is_refused(
     with RealFleet(config, tmp_path / "real", shards) as fleet:
         fleet.devices.close()  # so that the first server waits
         wait_for(tmp_path / "real" / "run" / "checkpoint" / "begun.json")
-        with pytest.raises(RunError, match="locked by another process; wait for it, or stop it"):
+        with pytest.raises(LeaseError, match=r"served by another process, process .*; stop it, or wait with --standby"):
             serve(config, tmp_path / "real" / "run", world, fleet.broker.url, resume=True)
         assert fleet.server.is_alive()
 

@@ -286,6 +286,66 @@ def test_a_host_name_that_nobody_knows_is_told_until_somebody_does(mosquitto, mo
         assert len(owner.lines) == 2
 
 
+# Several addresses.
+
+
+def test_links_spread_over_the_nodes_and_move_on_when_one_is_gone():
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(Mosquitto.plain()) for _ in range(3)]
+        urls = ",".join(node.url for node in nodes)
+        owners = [stack.enter_context(Owner(urls, ["x"], client_id=f"owner-{i}")).up() for i in range(30)]
+        began = [owner.lines[-1].removesuffix(": connected") for owner in owners]
+        assert set(began) == {node.url for node in nodes}  # 30 links miss a node once in 60,000 times
+        nodes[0].kill()
+        moved = [owner.up(2) for owner, at in zip(owners, began, strict=True) if at == nodes[0].url]
+        assert {owner.lines[-1].removesuffix(": connected") for owner in moved} <= {nodes[1].url, nodes[2].url}
+        for owner in moved:
+            assert owner.lines[1] == f"{nodes[0].url}: the connection was lost; trying again"
+        # The others have noticed nothing.
+        assert all(len(owner.lines) == 1 for owner in owners if owner not in moved)
+
+
+def test_no_address_answers_names_each_with_its_reason_in_one_line():
+    (port,) = free_ports(1)
+    gone = f"mqtt://127.0.0.1:{port}"
+    with Stranger(b" \x02\0\x03") as unavailable, Owner(f"{gone},{unavailable.url}") as owner:
+        eventually(lambda: owner.lines)
+        assert sorted([
+            f"{gone}: it cannot be reached (Connection refused)",
+            f"{unavailable.url}: it refused the connection (Server unavailable)",
+        ]) == owner.lines[0].removesuffix("; trying again").split("; ")  # fmt: skip
+        time.sleep(1.0)
+        assert len(owner.lines) == 1
+
+
+def test_a_node_of_another_authority_is_named_and_passed_over(authority, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other", "other")
+    other.certify()
+    with tls_broker(authority.folder) as good, tls_broker(other.folder) as bad:
+        while True:
+            with Owner(f"{bad.tls_url},{good.tls_url}", ca=str(authority.ca)).up() as owner:
+                (line,) = owner.lines
+                assert line.endswith(f"{good.tls_url}: connected")
+                if line != f"{good.tls_url}: connected":
+                    break
+        assert line.startswith(f"{bad.tls_url}: its certificate is of an authority unknown here; give its --ca; ")
+
+
+def test_only_a_refusal_by_every_node_ends_a_link():
+    (port,) = free_ports(1)
+    refuses = b" \x02\0\x05"
+    with Stranger(refuses) as one, Stranger(refuses) as two:
+        with Owner(f"{one.url},{two.url}") as owner:
+            error = str(owner.errors.get(timeout=PATIENCE))
+            assert all(f"{node.url}: it refused this client (Not authorized)" in error for node in (one, two))
+        with Owner(f"{one.url},mqtt://127.0.0.1:{port}") as owner:
+            eventually(lambda: owner.lines)
+            assert "cannot be reached" in owner.lines[0]
+            assert "refused this client" in owner.lines[0]
+            assert owner.errors.empty()
+
+
 class Stranger:
     """Something on a port that is no broker: it answers every connection with the same bytes, and hangs up."""
 
@@ -539,7 +599,7 @@ def test_counts_are_the_bytes_that_went_over_the_wire(authority, scheme):
 )
 def test_urls_of_brokers_are_understood(url, host, port):
     found = broker(url)
-    assert (found.host, found.port, found.tls is not None) == (host, port, url.startswith("mqtts"))
+    assert (found.addresses, found.tls is not None) == (((host, port),), url.startswith("mqtts"))
 
 
 @pytest.mark.parametrize(
@@ -547,12 +607,23 @@ def test_urls_of_brokers_are_understood(url, host, port):
     [
         "", "broker", "localhost:1883", "http://localhost", "mqtts://", "mqtts:///x", "mqtts://host/path", "mqtts://:88",
         "mqtts://host:", "mqtts://host:0", "mqtts://host:65536", "mqtts://host:x", "mqtts://host:-1", "mqtts://host?x",
+        "a,b", "a,mqtts://b", "mqtts://a,", ",mqtts://a", "mqtts://a,,b", "mqtts://a,http://b",
         "mqtts://::1", "mqtts://[host]", "mqtts://[::1", "mqtts://höst", "mqtts://a b", "mqtts://host#x", "mqtts://host:²",
     ],
 )  # fmt: skip
 def test_other_urls_are_refused(url):
     with pytest.raises(LinkError, match="expected mqtts://host"):
         broker(url)
+
+
+def test_the_nodes_of_a_cluster_are_a_list_with_the_scheme_of_the_first():
+    found = broker("mqtts://one,two:99,mqtts://[::1],one:8883")
+    assert found.addresses == (("one", 8883), ("two", 99), ("::1", 8883))
+    assert str(found) == "mqtts://one:8883,mqtts://two:99,mqtts://[::1]:8883"
+    with pytest.raises(LinkError, match="in one list; give all nodes"):
+        broker("mqtts://one,mqtt://localhost")
+    with pytest.raises(LinkError, match=r"plain text.*--insecure"):
+        broker("mqtt://localhost,10.0.0.1")
 
 
 @pytest.mark.parametrize("host", ["broker.example.org", "10.0.0.1", "127.example.org", "[2001:db8::1]", "0.0.0.0"])

@@ -29,7 +29,9 @@ def cortex_m_code_bytes(without: Iterable[str] = ()) -> int | None:
     with TemporaryDirectory() as folder:
         objects = []
         for source in engine_sources():
-            if source.suffix != ".c" or source.name.startswith("isa_avx"):  # these are empty on this processor
+            if source.suffix != ".c" or source.name.startswith(
+                ("isa_avx", "isa_neon")
+            ):  # these are empty on this processor
                 continue
             objects.append(str(Path(folder, source.stem + ".o")))
             command = [compiler, *_FLAGS, f"-DFS_WITHOUT={left_out}", "-c", str(source), "-o", objects[-1]]

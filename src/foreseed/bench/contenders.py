@@ -26,7 +26,6 @@ from foreseed.engine.types import Directions
 
 SIGMA = 1e-4
 _BATCHES = (16, 64, 256)
-_LANES = 16
 
 Contender = Callable[[Case, Sequence[int]], Iterator[Setup] | None]
 """Makes its ways to run a case on these cores, one after another, or gives None where it is not installed."""
@@ -84,7 +83,7 @@ def _batches(case: Case) -> list[int]:
 
 
 def _foreseed(case: Case) -> Setup:
-    engine = NativeEngine(case.program, case.spec.batch, case.spec.directions, lanes=_LANES)
+    engine = NativeEngine(case.program, case.spec.batch, case.spec.directions)
     rounds = count(1)
 
     def run(units: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
@@ -20,6 +22,7 @@ from foreseed.device.session import Session
 from foreseed.fleet.devices import Table
 from foreseed.fleet.experiment import run_served
 from foreseed.fleet.local import Mosquitto
+from foreseed.fleet.local_nats import NatsCluster
 from foreseed.fleet.testbed import Testbed
 from foreseed.runs import Progress, Run, read_run
 from foreseed.simulate import prepare
@@ -30,6 +33,9 @@ _LIMIT = 64 * 10**6
 _WORK = ("prune.pruner=random", "train.k=50", "fleet.deadline=600", "data.partition=iid")
 """Which weights live does not matter here, but how many."""
 _BYTES = ("wire_up_bytes", "wire_down_bytes", "payload_up_bytes", "payload_down_bytes")
+
+
+_BROKERS = {False: "one mosquitto", True: "three nodes of NATS"}
 
 
 class _Quiet:
@@ -46,28 +52,60 @@ class _Quiet:
         pass
 
 
-def bench_fleet(devices: int, per_round: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """A run of LeNet-5 at density 0.1, K = 50, on real device processes behind mosquitto with TLS."""
+def bench_fleet(
+    devices: int, per_round: int, rounds: int, say: Callable[[str], None], cluster: bool = False
+) -> dict[str, Any]:
+    """A run of LeNet-5 at density 0.1, K = 50, on real device processes behind a broker with TLS.
+
+    The broker is a mosquitto, or a `cluster` of three nodes of NATS.
+    """
     config = _config(devices, per_round, rounds)
-    with tempfile.TemporaryDirectory() as folder, Testbed(Path(folder), limit=_LIMIT) as bed:
+    with tempfile.TemporaryDirectory() as folder, Testbed(Path(folder), limit=_LIMIT, cluster=cluster) as bed:
         bed.run(config, _Quiet(say))
         run = read_run(Path(folder) / config.run_name)
-    return _result(config, run) | {"tls": bed.secure, "agents": "a process each"}
+    return _result(config, run) | {"tls": bed.secure, "agents": "a process each", "broker": _BROKERS[cluster]}
 
 
-def bench_light_fleet(devices: int, per_round: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def bench_light_fleet(
+    devices: int, per_round: int, rounds: int, say: Callable[[str], None], cluster: bool = False
+) -> dict[str, Any]:
     """The same with processes that hold hundreds of agents, each with a connection of its own, without TLS."""
     config = _config(devices, per_round, rounds)
     task, population = prepare(config)
     _raise_file_limit()
-    with tempfile.TemporaryDirectory() as name, Mosquitto.plain() as mosquitto:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as name, NatsCluster.plain() if cluster else Mosquitto.plain() as running:
+        folder, nodes = Path(name), running.nodes if isinstance(running, NatsCluster) else [running]
+        url = running.urls if isinstance(running, NatsCluster) else running.url
         write_shards(load_data(config.data.set), population.partition, folder / "shards")
-        with _light_agents(mosquitto.url, folder / "shards", devices):
+        before = sum(_resident_bytes(node.pid) for node in nodes)
+        with _light_agents(url, folder / "shards", devices):
             watch = _Quiet(say).progress
-            run_served(config, folder / "run", broker(mosquitto.url), say, watch=watch, task=task)
+            began = time.process_time()
+            run_served(config, folder / "run", broker(url), say, watch=watch, task=task)
+            server_ms = 1000 * (time.process_time() - began)
+            broker_ms = sum(_cpu_ms(node.pid) for node in nodes)
+            grown = sum(_resident_bytes(node.pid) for node in nodes) - before
         run = read_run(folder / "run")
-    return _result(config, run) | {"tls": False, "agents": "hundreds in a process"}
+    answers = sum(row.devices for row in run.rounds)
+    return _result(config, run) | {
+        "tls": False,
+        "agents": "hundreds in a process",
+        "broker": _BROKERS[cluster],
+        # Of all that the run took, joining included, shared out over its answers.
+        "broker_cpu_ms": broker_ms / answers,
+        "server_cpu_ms": server_ms / answers,
+        "broker_bytes": grown / devices,
+    }
+
+
+def _cpu_ms(pid: int) -> float:
+    """CPU time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 _TOGETHER = 250

@@ -31,7 +31,7 @@ def describe_machine() -> dict[str, str | int | None]:
 
 
 def instruction_set() -> str | None:
-    """What the C engine uses here (avx512, avx2 or plain), or None where it was not built."""
+    """What the C engine uses here (avx512, avx2, neon or plain), or None where it was not built."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # that it was not built is what we are to find out

@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine, code, memory, prune, pruners, simulator, signs, estimate, liars and fleet."""
+"""`foreseed bench`: engine, code, instructions, memory, prune, pruners, simulator, signs, estimate, liars and fleet."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def engine(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Seconds of timing for each case and number of threads.")] = 10.0,
     threads: Annotated[str | None, typer.Option(help="Numbers of threads; 1,2 if not given.")] = None,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Images of a probe; few make short turns, for a machine that is shared.")
+    ] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="Where the engine's own time goes, layer by layer.")] = False,
     as_json: Json = False,
 ) -> None:
     """How fast perturbed copies of a model are probed, beside PyTorch, ONNX Runtime and a matrix product.
@@ -36,13 +40,18 @@ def engine(
     Example: foreseed bench engine --cases lenet5-90 --threads 1
     """
     _need_engine()
+    if layers:
+        if threads is not None:
+            raise ForeseedError("--layers measures one thread: leave --threads out")
+        _layers(cases, seconds, images, as_json)
+        return
     from foreseed.bench.cases import parse_names
     from foreseed.bench.engine import bench_engine
     from foreseed.bench.measure import parse_threads
 
     names, numbers = parse_names(cases), parse_threads(threads)
     with progress_lines() as progress:
-        result = bench_engine(names, seconds, numbers, progress=progress)
+        result = bench_engine(names, seconds, numbers, images, progress)
     if as_json:
         print(json.dumps(result))
         return
@@ -50,6 +59,27 @@ def engine(
     console.print(_engine_table(result))
     for line in _engine_lines(result):
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def _layers(cases: str | None, seconds: float, images: int | None, as_json: bool) -> None:
+    from foreseed.bench.cases import parse_names
+    from foreseed.bench.layers import bench_layers
+
+    names = parse_names(cases)
+    with progress_lines() as progress:
+        result = bench_layers(names, seconds, images, progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    console = Console()
+    for case in result["cases"]:
+        console.print(_layers_table(case))
+        console.print(
+            f"A probe of {case['images']} images on one thread takes {case['ms']:.2f} ms, {case['gemm_share']:.2f} of "
+            f"the rate of a matrix product ({case['gemm_gmac_per_s']:.1f} GMAC/s); live weights only.",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 @app.command()
@@ -73,6 +103,30 @@ def code(as_json: Json = False) -> None:
         soft_wrap=True,
         highlight=False,
     )
+
+
+@app.command()
+def instructions(
+    cases: Annotated[str, typer.Option(help="Which cases, such as lenet5-90,resnet20-90.")] = "lenet5-90,lenet5-dense",
+    as_json: Json = False,
+) -> None:
+    """How many instructions a probe takes on 64-bit ARM, in plain C and with NEON (counted in an emulator).
+
+    Example: foreseed bench instructions --cases lenet5-90
+    """
+    _need_engine()
+    from foreseed.bench.cases import parse_names
+    from foreseed.bench.instructions import bench_instructions
+
+    names = parse_names(cases)
+    with progress_lines() as progress:
+        result = bench_instructions(names, progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    for row in result["cases"]:
+        shown = ", ".join(f"{name} {count:.3f}" for name, count in row["per_mac"].items())
+        print(f"{row['case']}: instructions for each MAC of live weights: {shown}; NEON takes 1/{row['ratio']:.2f}")
 
 
 @app.command()
@@ -268,6 +322,7 @@ def fleet(
     per_round: Annotated[int, typer.Option(min=1, help="Devices asked in a round.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to run.")] = 20,
     light: Annotated[bool, typer.Option(help="Hundreds of devices in a process, without TLS.")] = False,
+    cluster: Annotated[bool, typer.Option(help="Once with one mosquitto, then with three nodes of NATS.")] = False,
     as_json: Json = False,
 ) -> None:
     """Bytes on the wire, memory of device processes, and time of a round beyond its computing.
@@ -278,18 +333,30 @@ def fleet(
     from foreseed.bench.fleet import bench_fleet, bench_light_fleet
 
     with progress_lines() as progress:
-        result = (bench_light_fleet if light else bench_fleet)(devices, per_round, rounds, progress)
+        measure, brokers = bench_light_fleet if light else bench_fleet, (False, True) if cluster else (False,)
+        results = [measure(devices, per_round, rounds, progress, nodes) for nodes in brokers]
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps(results if cluster else results[0]))
         return
+    for result in results:
+        _print_fleet(result)
+
+
+def _print_fleet(result: dict[str, Any]) -> None:
     print(
-        f"{result['replies']} replies of {result['devices']} devices ({result['agents']}, TLS "
+        f"{result['replies']} replies of {result['devices']} devices ({result['agents']}, {result['broker']}, TLS "
         f"{'on' if result['tls'] else 'off'}) in {result['rounds']} rounds, {result['refused']} messages refused\n"
         f"a device and round: {result['payload_up_bytes']:.0f} bytes of payload up, "
         f"{result['payload_down_bytes']:.0f} down; on the wire {result['wire_up_bytes']:.0f} up, "
         f"{result['wire_down_bytes']:.0f} down; a reply alone {result['reply_wire_bytes']:.0f} on the wire\n"
         f"a round takes {result['round_overhead_ms']:.1f} ms beyond its slowest device's computing (median)"
     )
+    if "broker_cpu_ms" in result:
+        print(
+            f"an answer takes {result['broker_cpu_ms']:.2f} ms of the broker's CPU, "
+            f"{result['server_cpu_ms']:.2f} ms of the server's; a connection takes "
+            f"{result['broker_bytes'] / 1e3:.0f} kB of the broker's memory"
+        )
     if result["device_peak_mb"]:
         print(f"the largest device process held {result['device_peak_mb']:.1f} MB")
 
@@ -395,6 +462,18 @@ def _engine_table(result: dict[str, Any]) -> Table:
         cells = [_contender_cell(name, row) for name in names]
         limit = f"{row['gemm_gmac_per_s']:.1f}", f"{row['gemm_share']:.2f}"
         table.add_row(row["case"], str(row["threads"]), *cells, *limit)
+    return table
+
+
+def _layers_table(case: dict[str, Any]) -> Table:
+    table = Table("layer", title=f"{case['case']}: where the time of a probe goes")
+    for name in ("ms", "of the time", "million MACs", "GMAC/s", "of GEMM"):
+        table.add_column(name, justify="right")
+    for row in case["rows"]:
+        rate = (
+            (f"{row['macs'] / 1e6:,.1f}", f"{row['gmac_per_s']:.1f}", f"{row['gemm_share']:.2f}") if row["macs"] else ()
+        )
+        table.add_row(row["layer"], f"{row['ms']:.3f}", f"{100 * row['share_of_time']:.1f} %", *rate)
     return table
 
 

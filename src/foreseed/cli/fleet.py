@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,6 +26,10 @@ def keys(
         typer.Option(help="A name or address of the broker; repeat it for more. This machine alone if not given."),
     ] = None,
     days: Annotated[int, typer.Option(help="How long certificates are valid.")] = 365,
+    broker: Annotated[
+        Literal["mosquitto", "nats"],
+        typer.Option("--for", help="The broker; nats with three hosts or more is a cluster, a node on each."),
+    ] = "mosquitto",
 ) -> None:
     """Make a CA, a certificate and a password for the server and every device, and the broker's configuration.
 
@@ -33,12 +38,12 @@ def keys(
     from foreseed.fleet.keys import make_keys
 
     names = _names(device, count)
-    done = make_keys(folder, names, host, days)
+    done = make_keys(folder, names, host, days, broker == "nats")
     print(f"{folder}: the broker's certificate is for {', '.join(done.hosts)}")
     for what, which in (("made", done.made), ("left alone, they have their keys", done.kept)):
         if which:
             print(f"{what}: {_listed(which)}")
-    _print_next(folder, names[0] if names else "NAME", done.hosts[0])
+    _print_next(folder, names[0] if names else "NAME", done.hosts, broker)
 
 
 @fleet_app.command()
@@ -95,15 +100,21 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names if len(names) <= 8 else (*names[:3], f"... {len(names) - 4} more ...", names[-1]))
 
 
-def _print_next(folder: Path, name: str, host: str) -> None:
-    broker = f"mqtts://[{host}]" if ":" in host else f"mqtts://{host}"
+def _print_next(folder: Path, name: str, hosts: Sequence[str], kind: str) -> None:
+    from foreseed.fleet.nats import INSTALLED, is_cluster
+
+    nodes = hosts if kind == "nats" and is_cluster(hosts) else hosts[:1]
+    broker = "mqtts://" + ",".join(f"[{host}]" if ":" in host else host for host in nodes)
 
     def as_name(who: str) -> str:
         files = {"ca": "ca.crt", "cert": f"{who}.crt", "key": f"{who}.key"}
         return " ".join(f"--{option} {quote(str(folder / file))}" for option, file in files.items())
 
     print("next (a broker that is running takes up what is new when it gets SIGHUP):")
-    # Its full path: Debian puts it where only root's PATH leads.
-    print(f"  /usr/sbin/mosquitto -c {quote(str(folder / 'mosquitto.conf'))}")
+    if kind == "nats":
+        print(f"  copy {quote(str(folder / 'nats'))} to {INSTALLED} on {' and '.join(nodes)}; start nats-server there")
+    else:
+        # Its full path: Debian puts it where only root's PATH leads.
+        print(f"  /usr/sbin/mosquitto -c {quote(str(folder / 'mosquitto.conf'))}")
     print(f"  foreseed serve EXPERIMENT.toml --broker {broker} {as_name('server')}")
     print(f"  foreseed-device --broker {broker} --name {name} --shard FILE {as_name(name)}")

@@ -18,7 +18,11 @@ _EMBEDDED = "embedded"
 def serve(
     words: Words = None,
     broker: Annotated[
-        str, typer.Option(help="mqtts://host[:8883], mqtt://localhost[:1883], or embedded[:port] for a trial.")
+        str,
+        typer.Option(
+            help="mqtts://host[:8883] (several, for a cluster: mqtts://a,b,c), mqtt://localhost[:1883], or "
+            "embedded[:port] for a trial."
+        ),
     ] = _EMBEDDED,
     ca: Annotated[str, typer.Option(help="File of the authority that signed the broker's certificate.")] = "",
     cert: Annotated[str, typer.Option(help="File of the server's own certificate.")] = "",
@@ -31,6 +35,9 @@ def serve(
     ] = None,
     out: Out = None,
     resume: Resume = False,
+    standby: Annotated[
+        bool, typer.Option(help="With --resume: while another server lives, wait, to take over when it is lost.")
+    ] = False,
     at: At = None,
     track: Track = "",
     as_json: Json = False,
@@ -45,6 +52,7 @@ def serve(
     from foreseed.fleet.devices import check
     from foreseed.fleet.enrolment import agreed, read
     from foreseed.fleet.experiment import run_served
+    from foreseed.runs import Lease
     from foreseed.transport.link import broker as broker_at
 
     asked = ask(tracked(words, track), out, resume, at)
@@ -58,7 +66,8 @@ def serve(
         reached = broker_at(url, **secrets, insecure=insecure)
         with DeviceTable(console, config, quiet or as_json) as table:
             summary = run_served(
-                config, folder, reached, table.say, **asked.how, watch=table.progress, look=table.devices, names=names
+                config, folder, reached, table.say, **asked.how, watch=table.progress, look=table.devices, names=names,
+                lease=Lease(folder, standby=standby, say=table.say),
             )  # fmt: skip
         finish([folder], folder, as_json, summary.model_dump())
 

@@ -162,7 +162,12 @@ def _parser() -> _Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--broker", required=True, metavar="URL", help="mqtts://host[:8883], or mqtt://host[:1883] without TLS")
+    add(
+        "--broker",
+        required=True,
+        metavar="URL",
+        help="mqtts://host[:8883], or mqtt:// without TLS; a,b,c for any of several",
+    )
     add("--name", required=True, help="this device's name, which the broker knows it by")
     add("--shard", required=True, metavar="FILE", help="its images, as `foreseed data` writes them")
     add("--number", type=_number, default=ANY_NUMBER, metavar="N", help="its number in the run; any, if not given")

@@ -74,7 +74,7 @@ class Member:
         self.welcome: Welcome | None = None
         self.worker: Worker | None = None
         self.epoch = b""
-        """Of the server that announced itself last."""
+        """Of the server that announced itself last: 4 bytes of the run's folder, 2 count its servers, 2 connections."""
         self._announced_run: bytes | None = None
         self.finished = False
         """Whether the run that this device is in has ended."""
@@ -218,6 +218,8 @@ class Member:
         return [self._join_request.message]
 
     def _on_announce(self, announce: Announce) -> list[Message]:
+        if announce.epoch[:4] == self.epoch[:4] and announce.epoch[4:6] < self.epoch[4:6]:
+            return self._refuse("older server")  # it was paused, and another has taken its place
         known, self.epoch = announce.epoch == self.epoch, announce.epoch
         if announce.finished:
             # Also for a device that was still about to join it.

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
     from foreseed.engine.types import Buffer
 
-_ISAS = {"best": lib.FS_BEST, "plain": lib.FS_PLAIN, "avx2": lib.FS_AVX2, "avx512": lib.FS_AVX512}
+_ISAS = {
+    "best": lib.FS_BEST, "avx512": lib.FS_AVX512, "avx2": lib.FS_AVX2, "neon": lib.FS_NEON, "plain": lib.FS_PLAIN,
+}  # fmt: skip
 _KINDS = {"gaussian": lib.FS_GAUSSIAN, "rademacher": lib.FS_RADEMACHER}
 
 
 def isas() -> list[str]:
     """The instruction sets that this machine runs, best first."""
-    return [name for name in ("avx512", "avx2", "plain") if lib.fs_isa_name(_ISAS[name]) != ffi.NULL]
+    return [name for name in list(_ISAS)[1:] if lib.fs_isa_name(_ISAS[name]) != ffi.NULL]
 
 
 # What the environment asks for, so that one machine can compute as another does; an engine refuses what is not there.
@@ -32,7 +34,7 @@ _CHOSEN = _ISAS[_ASKED] if _ASKED in isas() else lib.FS_BEST
 
 
 def isa() -> str:
-    """The instruction set in use: avx512, avx2 or plain."""
+    """The instruction set in use: avx512, avx2, neon or plain."""
     if _ASKED not in ("best", *isas()):
         raise ForeseedError(f"FORESEED_ISA is {_ASKED!r}, expected one that this machine runs: {', '.join(isas())}")
     return str(ffi.string(lib.fs_isa_name(_CHOSEN)).decode())

@@ -69,6 +69,8 @@ DeviceState = Literal["joining", "ready", "asked", "answered", "refused", "resti
 _INSTANCE = re.compile(r"[0-9a-f]{8}")
 _MAX_DOUBLINGS = 4
 """Of a rest, at most."""
+_FIRST_NUDGE, _LOOK_EVERY = 30.0, 1.0
+"""Seconds of silence until a device is welcomed again, twice as many each time; and between looks at who is silent."""
 _MOST_NAMED = 5
 """Devices that are named where a round waits for more."""
 
@@ -108,6 +110,8 @@ class Device:
     asked_at: float | None = None
     due: float = inf
     """When its answer should be here, once it is asked."""
+    nudges: int = 0
+    """How often it was welcomed again since it said something last."""
     enrolled: bool = False
     """Whether its number is its own, as from the first time that it is ready."""
     movable: bool = False
@@ -159,6 +163,7 @@ class Conductor:
         self._started = self._ended = False
         self._deadline = inf
         self._failed: set[int] = set()
+        self._nudged_at = 0.0
         self._last_present: float = inf
         """Devices that were here when the last round started: waiting for more than these is waiting in vain."""
 
@@ -213,7 +218,7 @@ class Conductor:
             sends = self._dispatch(name, instance, message, now)
         device = self.devices.get(name)
         if device is not None and device.instance == instance:
-            device.last_seen = now
+            device.last_seen, device.nudges = now, 0
             device.payload_up += len(data)
         return sends + self.tick(now)
 
@@ -226,22 +231,28 @@ class Conductor:
             return self._refuse("other version")
         except WireError:
             return self._refuse("malformed")
-        device = self.devices.get(name)
+        device, sends = self.devices.get(name), list[Send]()
         # Others are here before they join, or leave after another process took their place: both are as it should be.
         if device is not None and isinstance(message, Presence) and message.instance.hex() == device.instance:
             device.payload_up += len(data)
             if not message.here:
                 self._mark_gone(device)
-                if not device.enrolled:
+                # In a cluster, the will of a connection that broke may come after the device's next one is here.
+                if device.enrolled:
+                    sends.append(self._send_to(device, self._welcome(device)))
+                else:
                     del self.devices[name]
             elif device.state == "gone":
                 device.state, device.last_seen = "joining", now
-        return self.tick(now)
+        return sends + self.tick(now)
 
     def tick(self, now: float) -> list[Send]:
         """Let time pass: start the round, replace devices that will not answer, or end it at its deadline."""
         if not self._is_open or self.complete:
             return []
+        return self._nudge(now) + self._hold_round(now)
+
+    def _hold_round(self, now: float) -> list[Send]:
         if not self._started:
             return self._start(now)
         if self.rules.sample == "all":
@@ -261,6 +272,21 @@ class Conductor:
                 self._forgive()
         sends = [] if self._ended else self._ask_others(replies + at_work, now)
         self._ended = self._ended or (replies >= self.rules.min_replies and not at_work and not sends)
+        return sends
+
+    def _nudge(self, now: float) -> list[Send]:
+        """Welcome silent devices again: one that missed an order, or whose word was lost, says that it is ready."""
+        if now < self._nudged_at + _LOOK_EVERY:
+            return []
+        self._nudged_at, sends = now, list[Send]()
+        for device in self.devices.values():
+            is_awaited = device.state in ("joining", "asked") or device.number in self.coordinator.waiting
+            if not device.instance or not is_awaited:
+                continue
+            since = max(device.last_seen or self._opened, device.asked_at or 0.0)
+            if now >= since + _FIRST_NUDGE * (2 ** (device.nudges + 1) - 1):
+                device.nudges += 1
+                sends.append(self._send_to(device, self._welcome(device)))
         return sends
 
     def waiting_for(self, now: float) -> str:
@@ -304,11 +330,13 @@ class Conductor:
         # One that is ready stays so: its Ready, which follows every Welcome, brings it an order that it may have lost.
         if device.state == "gone":
             device.state = "joining"
-        welcome = Welcome(
-            self.coordinator.rules.run, number, self._program_hash, len(self._program), self._batch,
+        return [*sends, self._send_to(device, self._welcome(device))]
+
+    def _welcome(self, device: Device) -> Welcome:
+        return Welcome(
+            self.coordinator.rules.run, device.number, self._program_hash, len(self._program), self._batch,
             self.coordinator.vectors,
         )  # fmt: skip
-        return [*sends, self._send_to(device, welcome)]
 
     def _number_for(self, name: str, wanted: int) -> int | Leave:
         """The number of a name in this run, or why it cannot have one."""

@@ -32,7 +32,7 @@ from foreseed.methods.ntk_baffle import run_id
 from foreseed.methods.protocol import Traffic, Vector
 from foreseed.methods.task import Task
 from foreseed.methods.workers import Workers
-from foreseed.runs import Change, changes_of, times_gone_back
+from foreseed.runs import Change, Lease, changes_of, times_gone_back
 from foreseed.transport.inbox import Inbox
 from foreseed.transport.link import Broker, Link, Publication
 from foreseed.transport.loop import Loop
@@ -84,14 +84,15 @@ class FleetDevices:
         folder: Path,
         broker: Broker,
         say: Callable[[str], None],
+        lease: Lease,
         watch: Callable[[Table], None] | None = None,
         names: Mapping[str, int] | None = None,
     ) -> None:
-        """`names` are those of an enrolment: nobody else takes part then."""
+        """`lease` is that of the folder; `names` are those of an enrolment: nobody else takes part then."""
         self.task, self._workers, self._names = task, Workers(task), names
         self._broker, self._say, self._watch = broker, say, watch
         self._folder, self._enrolled = folder, folder / "checkpoint" / "devices.json"
-        self._epoch = secrets.token_bytes(8)
+        self._lease, self._connections = lease, 0
         config, program = task.config, task.program
         longest = 4 * (1 + config.train.k * config.train.local_steps + program.n_stats) + _OVERHEAD
         self._inbox = Inbox(longest, _MAX_WAITING)
@@ -150,6 +151,7 @@ class FleetDevices:
         while not conductor.complete:
             if self._stopped:
                 raise KeyboardInterrupt
+            self._lease.check_known()
             self._loop.work()
             self._refresh_watch(conductor)
             self._status.write(conductor, self._inbox.dropped, time.monotonic())
@@ -157,6 +159,7 @@ class FleetDevices:
             self._check_silence(coordinator)
             if time.monotonic() > word_due:
                 self._say(conductor.waiting_for(time.monotonic()))
+                self._announce(conductor)
                 word_due, wait = time.monotonic() + wait, 2 * wait
         if conductor.late:
             self._report_late(coordinator)
@@ -175,6 +178,7 @@ class FleetDevices:
 
     def costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         """Tell the devices that the run is over; what they held and sent goes into the summary."""
+        self._lease.check()
         link, self._link, self._over = self._link, None, True
         if link is None:
             link, end = self._connect(), time.monotonic() + _FINISH_TIMEOUT
@@ -184,6 +188,11 @@ class FleetDevices:
         # A server that was killed counted too, but a run may have begun in the simulator.
         served = [row for row in rows if row["wire_up"] is not None]
         return self._costs(served) if served else None
+
+    @property
+    def _epoch(self) -> bytes:
+        """The lease's fence, and 2 bytes that count our connections."""
+        return self._lease.fence + (self._connections % 65536).to_bytes(2, "big")
 
     @cached_property
     def _run(self) -> bytes:
@@ -195,7 +204,7 @@ class FleetDevices:
     def close(self) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        if self._conductor is not None:
+        if self._conductor is not None and not self._lease.is_lost:
             self._status.end(self._conductor, self._inbox.dropped, self._over)
         if self._link is not None:
             self._link.stop()
@@ -225,15 +234,14 @@ class FleetDevices:
 
     def connected(self) -> list[Publication]:
         assert self._conductor is not None
-        self._epoch, self._echo_deadline = secrets.token_bytes(8), time.monotonic() + _ECHO_TIMEOUT
+        self._connections, self._echo_deadline = self._connections + 1, time.monotonic() + _ECHO_TIMEOUT
         self._conductor.reconnected(self._epoch)
         return [(ALL, encode(self._conductor.announce), True)]
 
     def receive(self, topic: str, payload: bytes) -> list[Publication]:
         assert self._conductor is not None
         if topic == ALL:
-            self._check_announcement(payload)
-            return []
+            return self._check_announcement(payload)
         self._traffic["bytes_up"] += len(payload)
         (name, instance), now = sender(topic), time.monotonic()
         if instance:
@@ -248,21 +256,35 @@ class FleetDevices:
         assert self._conductor is not None
         return self._publications(self._conductor.tick(time.monotonic()))
 
-    def _check_announcement(self, payload: bytes) -> None:
+    def _announce(self, conductor: Conductor) -> None:
+        """Say again who serves: in a cluster, a device may have missed it although its own node lives."""
+        assert self._link is not None
+        self._link.publish(ALL, encode(conductor.announce), True)
+
+    def _check_announcement(self, payload: bytes) -> list[Publication]:
         """Our own announcement comes back; that of another server means trouble."""
+        assert self._conductor is not None
         try:
             announce = decode(payload, Announce)
         except WireError:
-            return
+            return []
         assert isinstance(announce, Announce)
+        lineage, fence = announce.epoch[:4], announce.epoch[:6]
         if announce.epoch == self._epoch:
             self._echo_deadline = inf
+        elif lineage == self._lease.lineage:
+            if fence > self._lease.fence:
+                self._lease.lose()
+            elif fence < self._lease.fence:
+                # One that was paused has woken up; who connects now should not hear of it first.
+                return [(ALL, encode(self._conductor.announce), True)]
         elif not announce.finished and announce.run not in {self._run} | self._other_runs:
             self._other_runs.add(announce.run)
             self._say(
                 f"run {announce.run.hex()} is announced at this broker too; if its server is still there, stop one of "
                 "the two: they take each other's devices"
             )
+        return []
 
     def _check_silence(self, coordinator: Coordinator) -> None:
         """Look into a silence that lasts."""
@@ -352,7 +374,7 @@ class FleetDevices:
 
     def _store(self, numbers: Mapping[str, int]) -> None:
         os.makedirs(self._enrolled.parent, exist_ok=True)
-        write_whole(self._enrolled, json.dumps(numbers, indent=1).encode())
+        write_whole(self._enrolled, json.dumps(numbers, indent=1).encode(), fence=self._lease)
 
 
 def _earlier_runs(config: Config, changes: Sequence[Change]) -> set[bytes]:

@@ -11,7 +11,7 @@ from foreseed.config import Config
 from foreseed.data import load_held_out
 from foreseed.fleet.devices import FleetDevices, Table, check
 from foreseed.methods import Task, make_task
-from foreseed.runs import Summary, Watch, prune_watch, run
+from foreseed.runs import Lease, Summary, Watch, prune_watch, run
 from foreseed.transport.link import Broker
 
 
@@ -28,20 +28,22 @@ def run_served(
     look: Callable[[Table], None] | None = None,
     task: Task | None = None,
     names: Mapping[str, int] | None = None,
+    lease: Lease | None = None,
 ) -> Summary:
     """Run a config on the devices that a broker reaches; `look` is shown who is there, again and again.
 
     `names` are those that are enrolled, with their numbers: nobody else takes part then.
-    `at` and `changes` are those of `foreseed.runs.run`.
+    `at` and `changes` are those of `foreseed.runs.run`. The `lease` is one of this folder.
     """
+    held = Lease(folder) if lease is None else lease
 
     def task_and_devices(config: Config) -> tuple[Task, FleetDevices]:
         check(config)
         made = _make(config, watch) if task is None else replace(task, config=config)
         say(f"serving {config.run_name} at {broker}")
-        return made, FleetDevices(made, folder, broker, say, look, names)
+        return made, FleetDevices(made, folder, broker, say, held, look, names)
 
-    return run(config, folder, task_and_devices, resume=resume, at=at, changes=changes, watch=watch)
+    return run(config, folder, task_and_devices, resume=resume, at=at, changes=changes, watch=watch, lease=held)
 
 
 def _make(config: Config, watch: Watch | None) -> Task:

@@ -2,7 +2,8 @@
 
 A folder of keys holds `ca.crt` and `ca.key`; for `server` and each device `NAME.crt`, `NAME.key` and `NAME.password`;
 `mosquitto/`, all that the broker's machine needs; and `mosquitto.conf`, which runs the broker on the folder itself.
-`foreseed-device.service` and each device's `NAME.conf` are what systemd starts the device with.
+`foreseed-device.service` and each device's `NAME.conf` are what systemd starts the device with. Where it was asked for,
+`nats/` holds all that the machines of a NATS cluster need.
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.files import write_whole
+from foreseed.fleet import nats
 from foreseed.wire import NAMES, is_name
 
 SERVER = "server"
-HOSTS = ("localhost", "127.0.0.1", "::1")
+HOSTS = nats.THIS_MACHINE
 INSTALLED = "/etc/mosquitto/foreseed"
 """Where the shipped configuration expects what is in `mosquitto/`."""
 
-_RESERVED = (SERVER, "ca", "mosquitto")
+_RESERVED = (SERVER, "ca", "mosquitto", "nats")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _MAX_DAYS = 3650
+_SERVES, _IS_SERVED = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 # Passwords are 24 random bytes, which no number of iterations makes harder to guess; this is mosquitto's own.
 _ITERATIONS = 101
 
@@ -72,31 +75,44 @@ class KeysResult:
 
 
 def make_keys(
-    folder: str | os.PathLike[str], names: Sequence[str], hosts: Sequence[str] | None = None, days: int = 365
+    folder: str | os.PathLike[str],
+    names: Sequence[str],
+    hosts: Sequence[str] | None = None,
+    days: int = 365,
+    for_nats: bool = False,
 ) -> KeysResult:
     """Make what is missing in a folder of keys: CA, broker, server, and these devices.
 
-    A folder that exists keeps its CA and its names. The broker's certificate is made anew for other `hosts`.
-    Everything is checked before anything is written; only the owner can read what is written.
+    A folder that exists keeps its CA and its names. The broker's certificate is made anew for other `hosts`. `for_nats`
+    adds what NATS needs; three hosts or more are the nodes of a cluster. Everything is checked before anything is
+    written; only the owner can read what is written.
     """
     target = Path(folder)
+    for_nats = for_nats or (target / "nats").exists()
+    if for_nats and (dotted := [name for name in names if "." in name]):
+        raise KeysError(f"device name {dotted[0]!r}: NATS takes a dot for a step in a topic; use - or _ instead")
     identities = [Identity(target, name) for name in dict.fromkeys((SERVER, *map(_checked_name, names)))]
     wanted_hosts = None if hosts is None else tuple(dict.fromkeys(map(_checked_host, hosts)))
     if not 1 <= days <= _MAX_DAYS:
         raise KeysError(f"{days} days: certificates are valid for 1 to {_MAX_DAYS} days")
     try:
         authority = _Authority.open(target)
-        present_hosts = _broker_hosts(target / "mosquitto")
+        present_hosts = _hosts_of(target / "mosquitto" / "broker.crt")
         for_hosts = wanted_hosts or present_hosts or HOSTS
         missing = [identity for identity in identities if not identity.complete]
         until = datetime.now(UTC) + timedelta(days)
         with _owner_only():
             authority.save(target)
+            if for_nats:
+                _add_users(target, [identity.name for identity in missing])
             if set(for_hosts) != set(present_hosts):
-                _make_broker(target / "mosquitto", authority, for_hosts, until)
+                _certify_host(target / "mosquitto" / "broker.crt", authority, [_SERVES], for_hosts, until)
             if missing:
                 _make_identities(target, authority, missing, until)
-            _configure(target, [identity.name for identity in identities if identity.name != SERVER], for_hosts[0])
+            devices = [identity.name for identity in identities if identity.name != SERVER]
+            _configure(target, devices, for_hosts if for_nats and nats.is_cluster(for_hosts) else for_hosts[:1])
+            if for_nats:
+                _make_nodes(target, authority, for_hosts, until)
     except OSError as error:
         raise KeysError(f"{error.filename}: {error.strerror}; give a folder that you may write to") from None
     made = dict.fromkeys(identity.name for identity in missing)
@@ -149,17 +165,17 @@ class _Authority:
         self,
         key: EllipticCurvePrivateKey,
         name: str,
-        usage: ObjectIdentifier,
+        usage: Sequence[ObjectIdentifier],
         until: datetime,
         hosts: Sequence[str] = (),
     ) -> x509.Certificate:
-        """A certificate for one purpose only, so that no device can pass for the broker."""
+        """A certificate for its purpose only, so that no device can pass for the broker."""
         issuer = self.certificate
         builder = (
             _builder(name, key, issuer.subject, min(until, issuer.not_valid_after_utc))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
         )
         if hosts:
@@ -201,13 +217,15 @@ def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
     )  # fmt: skip
 
 
-def _make_broker(folder: Path, authority: _Authority, hosts: Sequence[str], until: datetime) -> None:
+def _certify_host(
+    file: Path, authority: _Authority, usage: Sequence[ObjectIdentifier], hosts: Sequence[str], until: datetime
+) -> None:
     key = generate_private_key(SECP256R1())
-    certificate = authority.sign(key, "foreseed broker", ExtendedKeyUsageOID.SERVER_AUTH, until, hosts)
+    certificate = authority.sign(key, f"foreseed {file.stem}", usage, until, hosts)
     # A certificate that is not there is made anew the next time; one with another's key would stay.
-    (folder / "broker.crt").unlink(missing_ok=True)
-    write_whole(folder / "broker.key", _pem(key))
-    write_whole(folder / "broker.crt", _pem(certificate))
+    file.unlink(missing_ok=True)
+    write_whole(file.with_suffix(".key"), _pem(key))
+    write_whole(file, _pem(certificate))
 
 
 def _make_identities(folder: Path, authority: _Authority, identities: Sequence[Identity], until: datetime) -> None:
@@ -216,7 +234,7 @@ def _make_identities(folder: Path, authority: _Authority, identities: Sequence[I
     _add_passwords(folder / "mosquitto" / "passwords", passwords)
     for identity in identities:
         key = generate_private_key(SECP256R1())
-        certificate = authority.sign(key, identity.name, ExtendedKeyUsageOID.CLIENT_AUTH, until)
+        certificate = authority.sign(key, identity.name, [_IS_SERVED], until)
         identity.cert.unlink(missing_ok=True)
         write_whole(identity.key, _pem(key))
         write_whole(identity.password, f"{passwords[identity.name]}\n".encode())
@@ -230,6 +248,31 @@ def _add_passwords(file: Path, passwords: dict[str, str]) -> None:
     write_whole(file, "".join(f"{line}\n" for line in lines).encode())
 
 
+def _add_users(folder: Path, names: Sequence[str]) -> None:
+    """Tell NATS of new names; all that have keys, if it knows nobody yet. Who was shut out stays so."""
+    file = folder / "nats" / "users.conf"
+    file.parent.mkdir(exist_ok=True)
+    lines = nats.user_lines(file.read_text()) if file.exists() else {}
+    known = [] if lines else sorted(path.stem for path in folder.glob("*.crt") if path.stem != "ca")
+    for name in (*known, *names):
+        lines[name] = nats.server_line(name) if name == SERVER else nats.device_line(name)
+    write_whole(file, nats.users(lines.values()).encode())
+
+
+def _make_nodes(folder: Path, authority: _Authority, hosts: Sequence[str], until: datetime) -> None:
+    """The files of NATS: the broker's certificate, one with which nodes know each other, and each node's settings."""
+    target = folder / "nats"
+    for name in ("ca.crt", "broker.crt", "broker.key"):
+        write_whole(target / name, (folder / "mosquitto" / name).read_bytes())
+    if set(_hosts_of(target / "node.crt")) != set(hosts):
+        _certify_host(target / "node.crt", authority, [_SERVES, _IS_SERVED], hosts, until)
+    files = nats.configurations(hosts, secrets.token_urlsafe(24))
+    # All or none: nodes know each other's hosts, and the password.
+    if not all((target / name).exists() for name in files):
+        for name, text in files.items():
+            write_whole(target / name, text.encode())
+
+
 def _hashed(password: str) -> str:
     """A password as mosquitto keeps it: PBKDF2 with SHA-512."""
     salt = secrets.token_bytes(12)
@@ -237,13 +280,13 @@ def _hashed(password: str) -> str:
     return f"$7${_ITERATIONS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"
 
 
-def _configure(folder: Path, devices: Sequence[str], host: str) -> None:
+def _configure(folder: Path, devices: Sequence[str], hosts: Sequence[str]) -> None:
     """Write the broker's and the devices' configuration where there is none: its owner may have changed it."""
     shipped = resources.files("foreseed") / "deploy"
     broker, device = ((shipped / name).read_text() for name in ("mosquitto/mosquitto.conf", "device.conf"))
     here = broker.replace(INSTALLED, str((folder / "mosquitto").resolve()))
     here = here.replace("user mosquitto\n", f"user {_current_user()}\n")
-    device = device.replace("broker.example.org", f"[{host}]" if ":" in host else host)
+    device = device.replace("broker.example.org", ",".join(f"[{host}]" if ":" in host else host for host in hosts))
     for path, text in (
         (folder / "mosquitto" / "acl", (shipped / "mosquitto" / "acl").read_text()),
         (folder / "mosquitto" / "foreseed.conf", broker),
@@ -285,10 +328,9 @@ def _pem(item: EllipticCurvePrivateKey | x509.Certificate) -> bytes:
     return item.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _broker_hosts(folder: Path) -> tuple[str, ...]:
-    """The hosts of the broker's certificate; none if there is no certificate, or no key for it."""
-    file = folder / "broker.crt"
-    if not file.exists() or not (folder / "broker.key").exists():
+def _hosts_of(file: Path) -> tuple[str, ...]:
+    """The hosts of a broker's certificate; none if there is no certificate, or no key for it."""
+    if not file.exists() or not file.with_suffix(".key").exists():
         return ()
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())

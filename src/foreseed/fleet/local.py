@@ -1,4 +1,4 @@
-"""A mosquitto on the loopback, for test-beds and tests; it can be killed and started again on the same ports."""
+"""Brokers on the loopback, for test-beds and tests; they can be killed and started again on the same ports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Self
 
 from foreseed.engine.errors import ForeseedError
 
@@ -29,20 +30,91 @@ class LocalBrokerError(ForeseedError):
     """A broker that cannot be started here."""
 
 
-class Mosquitto:
-    """A running broker; use it as a context manager, or call `close`."""
+class LocalBroker:
+    """A running broker's process; use it as a context manager, or call `close`."""
 
-    def __init__(self, config: str, ports: list[int]) -> None:
-        self.ports = ports
-        self._folder = Path(tempfile.mkdtemp(prefix="mosquitto-"))
-        self._config = self._folder / "mosquitto.conf"
-        self._config.write_text(config)
+    program = ""
+
+    def __init__(self, config: str, ports: list[int], host: str = "127.0.0.1") -> None:
+        self.ports, self.host = ports, host
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{self.program}-"))
+        self._config = self._folder / "broker.conf"
+        self._config.write_text(self._localised(config))
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self.start()
         except BaseException:
             self.close()
             raise
+
+    def _localised(self, config: str) -> str:
+        """The configuration, once the broker has a folder of its own."""
+        return config
+
+    @property
+    def port(self) -> int:
+        """The port of a plain broker; the port for client certificates of a secure one."""
+        return self.ports[0]
+
+    @property
+    def pid(self) -> int:
+        """The broker's process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """All that the broker said, in all its lives."""
+        path = self._folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def start(self) -> None:
+        """Start the broker, and wait until it listens on all its ports."""
+        program = executable(self.program)
+        if program is None:
+            raise LocalBrokerError(
+                f"no {self.program} on this machine; install it (Debian: apt-get install {self.program})"
+            )
+        with open(self._folder / "log", "ab") as log:
+            command = [program, "-c", str(self._config)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        end = time.monotonic() + _START_TIMEOUT
+        while not all(_is_listening(self.host, port) for port in self.ports):
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise LocalBrokerError(f"{self.program} did not start: {self.log[-1000:]}")
+            time.sleep(0.005)
+        # Whoever listens there must be this broker.
+        if self._process.poll() is not None:
+            raise LocalBrokerError(f"{self.program} ended: {self.log[-1000:]}")
+
+    def kill(self) -> None:
+        """End the broker as kill -9 does: nobody is told."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """Kill the broker if it runs, and start it on the same ports."""
+        self.kill()
+        self.start()
+
+    def close(self) -> None:
+        """End the broker and remove its files."""
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Mosquitto(LocalBroker):
+    """A mosquitto."""
+
+    program = "mosquitto"
 
     @staticmethod
     def plain() -> Mosquitto:
@@ -67,11 +139,6 @@ class Mosquitto:
         return Mosquitto(config, ports)
 
     @property
-    def port(self) -> int:
-        """The port of a plain broker; the port for client certificates of a secure one."""
-        return self.ports[0]
-
-    @property
     def password_port(self) -> int:
         """Where clients give a name and a password, over TLS."""
         return self.ports[1]
@@ -89,68 +156,16 @@ class Mosquitto:
     def password_url(self) -> str:
         return f"mqtts://127.0.0.1:{self.password_port}"
 
-    @property
-    def pid(self) -> int:
-        """The broker's process."""
-        assert self._process is not None
-        return self._process.pid
 
-    @property
-    def log(self) -> str:
-        """All that the broker said, in all its lives."""
-        path = self._folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def start(self) -> None:
-        """Start the broker, and wait until it listens on all its ports."""
-        program = executable()
-        if program is None:
-            raise LocalBrokerError("no mosquitto on this machine; install it (Debian: apt-get install mosquitto)")
-        with open(self._folder / "log", "ab") as log:
-            command = [program, "-c", str(self._config)]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        end = time.monotonic() + _START_TIMEOUT
-        while not all(map(_is_listening, self.ports)):
-            if self._process.poll() is not None or time.monotonic() > end:
-                raise LocalBrokerError(f"mosquitto did not start: {self.log[-1000:]}")
-            time.sleep(0.005)
-        # Whoever listens there must be this broker.
-        if self._process.poll() is not None:
-            raise LocalBrokerError(f"mosquitto ended: {self.log[-1000:]}")
-
-    def kill(self) -> None:
-        """End the broker as kill -9 does: nobody is told."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def restart(self) -> None:
-        """Kill the broker if it runs, and start it on the same ports."""
-        self.kill()
-        self.start()
-
-    def close(self) -> None:
-        """End the broker and remove its files."""
-        self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Mosquitto:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def executable() -> str | None:
-    """The mosquitto of this machine, if there is one."""
+def executable(program: str = "mosquitto") -> str | None:
+    """The broker of this machine, if there is one."""
     # Debian puts it where only root's PATH leads.
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+    return shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
 
 
-def _is_listening(port: int) -> bool:
+def _is_listening(host: str, port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        socket.create_connection((host, port), timeout=1.0).close()
     except OSError:
         return False
     return True

@@ -23,6 +23,7 @@ from foreseed.fleet.embedded import EmbeddedBroker
 from foreseed.fleet.experiment import run_served
 from foreseed.fleet.keys import SERVER, Identity, make_keys
 from foreseed.fleet.local import Mosquitto, executable
+from foreseed.fleet.local_nats import LOOPBACK, NatsCluster
 from foreseed.runs import Progress, Summary, prune_watch
 from foreseed.simulate import Population, prepare
 from foreseed.transport.link import broker
@@ -59,9 +60,12 @@ def arms(file: Path | None, overrides: Sequence[str], baffle: bool) -> list[Conf
 class Testbed:
     """A broker and a folder; `run` starts devices, serves a run to them, and sees them off."""
 
-    def __init__(self, folder: Path, *, limit: int, embedded: bool = False) -> None:
-        """`limit`: bytes of address space (RLIMIT_AS) that a device may have: all that it maps, libraries too."""
-        self.folder, self.limit = folder, limit
+    def __init__(self, folder: Path, *, limit: int, embedded: bool = False, cluster: bool = False) -> None:
+        """`limit`: bytes of address space (RLIMIT_AS) that a device may have: all that it maps, libraries too.
+
+        `cluster`: three nodes of NATS instead of a mosquitto.
+        """
+        self.folder, self.limit, self.cluster = folder, limit, cluster
         self.secure = not embedded and executable() is not None
         self._stack = ExitStack()
         self._environment: dict[str, str] = {}
@@ -112,7 +116,10 @@ class Testbed:
             write_shards(load_data(*config.data.source), population.partition, shards)
         if self._url:
             return
-        if self.secure:
+        if self.cluster:
+            make_keys(self.folder / "keys", names, LOOPBACK, for_nats=True)
+            self._url = self._stack.enter_context(NatsCluster.of(self.folder / "keys")).urls
+        elif self.secure:
             make_keys(self.folder / "keys", names)
             mosquitto = self._stack.enter_context(Mosquitto.secure(self.folder / "keys"))
             self._url = mosquitto.tls_url

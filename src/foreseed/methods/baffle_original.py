@@ -47,6 +47,7 @@ class Settings(Table):
     clip: float = Field(
         default=0.3,
         ge=0,
+        le=10**9,
         description="largest coordinate of a device's estimate: less tames noise and shortens steps; 0 = off",
     )
 

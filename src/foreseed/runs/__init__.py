@@ -7,6 +7,8 @@ from foreseed.runs.folder import is_finished as is_finished
 from foreseed.runs.folder import read_run as read_run
 from foreseed.runs.folder import rows_so_far as rows_so_far
 from foreseed.runs.kept import Kept as Kept
+from foreseed.runs.lease import Lease as Lease
+from foreseed.runs.lease import LeaseError as LeaseError
 from foreseed.runs.loop import Progress as Progress
 from foreseed.runs.loop import Watch as Watch
 from foreseed.runs.loop import prune_watch as prune_watch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -15,16 +15,19 @@ from foreseed.engine import ForeseedError, Program
 from foreseed.engine.files import write_whole
 from foreseed.methods import KeepsFiles
 
+if TYPE_CHECKING:
+    from foreseed.engine.files import Fence
+
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def save(path: Path, round: int, state: Any) -> None:
+def save(path: Path, round: int, state: Any, fence: Fence | None = None) -> None:
     """Write a state atomically, with the number of rounds that it has seen."""
     arrays: Arrays = {"round": np.asarray(round)}
     _flatten("state", state, arrays)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    write_whole(path, buffer.getbuffer())
+    write_whole(path, buffer.getbuffer(), fence=fence)
 
 
 def restore(path: Path, state: Any) -> int:

@@ -10,7 +10,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -25,6 +25,7 @@ from foreseed.config import Config, differences, load
 from foreseed.engine import ForeseedError
 from foreseed.engine.files import PARTIAL, write_whole
 from foreseed.runs.kept import FILES, STATE, Kept
+from foreseed.runs.lease import PREFIX, Lease
 from foreseed.runs.records import Row, Summary, to_json
 
 METRICS = "metrics.jsonl"
@@ -45,8 +46,9 @@ class RunFolderError(ForeseedError):
 class RunFolder:
     """The files of a run, for whoever writes them."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, lease: Lease | None = None) -> None:
+        """`lease`: where several machines may see the folder, each change is made by whoever holds it."""
+        self.path, self.lease = path, lease
         self.config = path / "config.toml"
         self.checkpoint = path / "checkpoint" / STATE
         self.method_files = path / "checkpoint" / FILES
@@ -64,7 +66,7 @@ class RunFolder:
             raise RunError(f"{self.path}: no run to resume there; start it without --resume")
         made = [] if resume else self._make()
         try:
-            with self._locked():
+            with self._locked() if self.lease is None else self._leased(self.lease):
                 if not resume:
                     self._refuse_taken()  # by a process that was quicker
                 try:
@@ -72,7 +74,11 @@ class RunFolder:
                 finally:
                     if not resume and not self._is_taken():
                         (self.path / LOCK).unlink()
+                        if self.lease is not None:
+                            self.lease.remove()
         except OSError as error:
+            if self.lease is not None:
+                self.lease.check()  # a file that is gone, since another server has taken over
             raise RunError(
                 f"{error.filename or self.path}: {error.strerror or error}; put that right, then go on with --resume"
             ) from None
@@ -99,7 +105,18 @@ class RunFolder:
 
     def _is_taken(self) -> bool:
         # A half-written config is what a kill at that very moment leaves: nothing to resume, and nothing to lose.
-        return any(entry.suffix != PARTIAL and entry.name != LOCK for entry in self.path.iterdir())
+        ours = (LOCK, PREFIX)
+        return any(entry.suffix != PARTIAL and not entry.name.startswith(ours) for entry in self.path.iterdir())
+
+    @contextmanager
+    def _leased(self, lease: Lease) -> Iterator[None]:
+        with lease.held(), ExitStack() as stack:
+            try:
+                stack.enter_context(self._locked())
+            except RunError:
+                if not lease.from_silent:  # a run that is simulated in this folder
+                    raise
+            yield
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -128,13 +145,13 @@ class RunFolder:
                 f"what it began with; resume it with the same data, the same weights and the versions in {env.name}"
             )
         if not self.config.exists():
-            write_whole(self.config, config.to_toml().encode())
+            write_whole(self.config, config.to_toml().encode(), fence=self.lease)
         for name in ("checkpoint", "figures"):
             (self.path / name).mkdir(exist_ok=True)
         # A run may begin in the simulator and go on with real devices, of whose data nothing is known.
-        write_whole(begun, json.dumps(then | digests).encode())
+        write_whole(begun, json.dumps(then | digests).encode(), fence=self.lease)
         if not env.exists():
-            write_whole(env, json.dumps(environment, indent=1).encode())
+            write_whole(env, json.dumps(environment, indent=1).encode(), fence=self.lease)
 
     def rows(self, done: int) -> list[Row]:
         """The rows of the rounds that the checkpoint has seen; one written after it is dropped."""
@@ -145,7 +162,8 @@ class RunFolder:
                 f"{self.path}: {len(lines)} lines of metrics beside a checkpoint of round {done}, files of this run "
                 "are lost; start it anew in another folder"
             )
-        write_whole(metrics, b"".join(lines[:done]))
+        # A new file: what an earlier server still adds to the one that it has open, nobody reads.
+        write_whole(metrics, b"".join(lines[:done]), fence=self.lease)
         return [_parse(Row, metrics, line.decode()) for line in lines[:done]]
 
     def lines(self) -> list[bytes]:
@@ -161,12 +179,16 @@ class RunFolder:
 
     def add(self, row: Row, file: BinaryIO) -> None:
         """Write a row, to the disk."""
+        if self.lease is not None:
+            self.lease.check()
         file.write(to_json(row) + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
     def discard(self) -> None:
         """Take away a run that has not come through its first round: there is nothing to go on with."""
+        if self.lease is not None and self.lease.is_lost:
+            return
         for name in ("mask.npz", "metrics.jsonl", "status.json", "env.json", "config.toml"):
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
@@ -175,7 +197,7 @@ class RunFolder:
 
     def finish(self, summary: Summary) -> None:
         """Write the summary, which is there only when a run is over."""
-        write_whole(self.path / "summary.json", to_json(summary, indent=1))
+        write_whole(self.path / "summary.json", to_json(summary, indent=1), fence=self.lease)
 
 
 def environment() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from foreseed.methods import Devices, RoundResult, State, Task
 from foreseed.prune import Step, save_mask
 from foreseed.runs import checkpoint
 from foreseed.runs.folder import RunError, RunFolder, environment
+from foreseed.runs.lease import Lease
 from foreseed.runs.mending import Resumption, changes_of, plan
 from foreseed.runs.records import Row, Summary
 from foreseed.runs.summary import summarise
@@ -57,15 +58,16 @@ def run(
     changes: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     check: Callable[[Row], None] | None = None,
+    lease: Lease | None = None,
 ) -> Summary:
     """Run a config in a folder and return its summary; with `resume`, go on where a killed run was.
 
     A run that is resumed may go back to a round `at` which a checkpoint is kept, and go on with other values of the
     keys in `changes` (`foreseed.config.CHANGEABLE`). `prepare` is called once the folder is ours, with the config that
     holds from now on: pruning takes its time. `check` may refuse a round before it counts. A run that is refused
-    before its first round has counted leaves nothing behind.
+    before its first round has counted leaves nothing behind. With a `lease`, other machines may see the folder too.
     """
-    place, here = RunFolder(folder), environment()
+    place, here = RunFolder(folder, lease), environment()
     with place.claimed(resume):
         resumption = plan(place, config, changes or {}, at) if resume else Resumption(config, place, None)
         config = resumption.config
@@ -86,6 +88,8 @@ def run(
             rows += place.rows(done)
             trackers.start(folder, done)
             _train(task, devices, method, state, rows, place, trackers, watch, check)
+            if lease is not None:
+                lease.check()
             state.program.save(folder / "model.fsp", state.values, state.stats, task.classes)
             if state.ema is not None:
                 state.program.save(folder / "model-ema.fsp", state.ema, state.stats, task.classes)
@@ -129,7 +133,7 @@ def _train(
             rows.append(row)
             place.add(row, metrics)
             trackers.log(row)  # before the checkpoint: a kill may double a row there, but leaves none out
-            checkpoint.save(place.checkpoint, len(rows), state)
+            checkpoint.save(place.checkpoint, len(rows), state, place.lease)
             place.kept.keep(len(rows))
             if watch is not None:
                 accuracy = next((row.accuracy for row in reversed(rows) if row.accuracy is not None), None)

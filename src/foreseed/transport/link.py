@@ -1,6 +1,7 @@
 """The link to an MQTT broker, for devices and the server: it keeps itself up. A device loads this module.
 
-MQTT 3.1.1, every message with QoS 1, clean sessions: a connection knows nothing of the one before it.
+MQTT 3.1.1, clean sessions: a connection knows nothing of the one before it. Messages go with QoS 1; to a cluster, those
+that are not retained with QoS 0.
 """
 
 from __future__ import annotations
@@ -80,20 +81,32 @@ for _code in (2, 18, 19, 20, 21):
 
 
 class Broker:
-    """Where a broker is, and how to show who one is."""
+    """Where a broker is, or each node of its cluster, and how to show who one is."""
 
-    __slots__ = ("host", "password", "port", "tls", "user")
+    __slots__ = ("addresses", "password", "tls", "user")
 
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, user: str, password: str) -> None:
-        self.host, self.port, self.tls, self.user, self.password = host, port, tls, user, password
+    def __init__(
+        self, addresses: tuple[tuple[str, int], ...], tls: ssl.SSLContext | None, user: str, password: str
+    ) -> None:
+        """`addresses` are hosts and ports, any of which will do."""
+        self.addresses, self.tls, self.user, self.password = addresses, tls, user, password
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
+        return ",".join(map(self.url, self.addresses))
+
+    @property
+    def qos(self) -> int:
+        """Of messages that are not retained: 0 in a cluster, whose nodes would have to agree on each of them first."""
+        return 0 if len(self.addresses) > 1 else 1
+
+    def url(self, address: tuple[str, int]) -> str:
+        """One of the addresses, as a user writes it."""
+        host, port = address
+        return f"{'mqtts' if self.tls else 'mqtt'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def broker(
-    url: str,
+    urls: str,
     *,
     ca: str = "",
     cert: str = "",
@@ -104,25 +117,36 @@ def broker(
 ) -> Broker:
     """The broker at a URL such as mqtts://host:8883, with all checked that can be checked before connecting.
 
-    `ca` is the file of the only authority to trust (the system's are taken without it, at the cost of some memory),
-    `cert` and `key` show who one is, or `user` and `password_file`. `insecure` allows mqtt://, which is without
-    encryption, to a host other than this one.
+    The nodes of a cluster are several URLs with commas between; one without a scheme has the first one's. `ca` is the
+    file of the only authority to trust (the system's are taken without it, at the cost of some memory), `cert` and
+    `key` show who one is, or `user` and `password_file`. `insecure` allows mqtt://, which is without encryption, to a
+    host other than this one.
     """
-    host, port, tls = _address(url)
-    if not tls and not insecure and not _is_loopback(host):
-        raise LinkError(f"{url}: mqtt:// sends everything in plain text; use mqtts://, or ask for it with --insecure")
+    addresses, tls = _addresses(urls)
+    if not tls and not insecure and not all(_is_loopback(host) for host, _ in addresses):
+        raise LinkError(f"{urls}: mqtt:// sends everything in plain text; use mqtts://, or ask for it with --insecure")
     if not tls and (ca or cert or key):
-        raise LinkError(f"{url}: mqtt:// has no use for {ca or cert or key}; use mqtts://, or leave certificates out")
+        raise LinkError(f"{urls}: mqtt:// has no use for {ca or cert or key}; use mqtts://, or leave certificates out")
     if bool(user) != bool(password_file):
         raise LinkError(f"a {'user name' if user else 'password file'} alone; give both --user and --password-file")
     password = _password(password_file) if password_file else ""
-    return Broker(host, port, _context(ca, cert, key) if tls else None, user, password)
+    return Broker(addresses, _context(ca, cert, key) if tls else None, user, password)
+
+
+def _addresses(urls: str) -> tuple[tuple[tuple[str, int], ...], bool]:
+    """Every host and port, and whether there is TLS."""
+    if "@" in urls:
+        # The URL is not shown: this message may land in a log.
+        raise LinkError("the broker's URL holds a name or password, for all to see; use --user and --password-file")
+    first, *others = urls.split(",")
+    scheme, separator, _ = first.partition("://")
+    found = [_address(first), *(_address(url if "://" in url else f"{scheme}{separator}{url}") for url in others)]
+    if len({tls for _, _, tls in found}) > 1:
+        raise LinkError(f"{urls}: mqtt:// and mqtts:// in one list; give all nodes of a cluster alike")
+    return tuple({(host, port): None for host, port, _ in found}), found[0][2]
 
 
 def _address(url: str) -> tuple[str, int, bool]:
-    if "@" in url:
-        # The URL is not shown: this message may land in a log.
-        raise LinkError("the broker's URL holds a name or password, for all to see; use --user and --password-file")
     scheme, _, rest = url.partition("://")
     place = rest.removesuffix("/")
     host, colon, port = place.rpartition(":") if ":" in place and not place.endswith("]") else (place, "", "")
@@ -202,6 +226,9 @@ class _Context(ssl.SSLContext):
 class Link:
     """A connection to a broker that is made again, for as long as it takes, whenever it breaks.
 
+    Of several addresses any will do: they are tried in a random order, so that devices spread over the nodes of a
+    cluster, and those of a node that is lost over the others.
+
     `received`, `connected` and `failed` are called from the link's own thread and must be quick: put what they say
     into a queue.
     """
@@ -221,10 +248,10 @@ class Link:
         """Nothing is done before `start`.
 
         `received(topic, payload)` gets the messages of the `subscriptions`. `connected()` follows each connection,
-        once the broker has acknowledged the subscriptions. `failed(error)` ends the link: the broker refused us before
-        it ever let us in (afterwards it may be its own mistake, and the link waits). `say(line)` tells a user about
-        troubles and their end, one line for each. The `will` (topic, payload) is retained; the broker publishes it if
-        this process vanishes.
+        once the broker has acknowledged the subscriptions. `failed(error)` ends the link: the broker, each node of it,
+        refused us before it ever let us in (afterwards it may be its own mistake, and the link waits). `say(line)`
+        tells a user about troubles and their end, one line for each. The `will` (topic, payload) is retained; the
+        broker publishes it if this process vanishes.
         """
         self._broker, self._client_id, self._subscriptions, self._will = broker, client_id, subscriptions, will
         self._received, self._connected, self._failed, self._say = received, connected, failed, say
@@ -232,6 +259,10 @@ class Link:
         self._connected_since: float | None = None
         self._was_connected = self._is_refused = False
         self._log_error = self._refusal = ""
+        self._address = "", 0
+        """The one that was tried last."""
+        self._troubles: list[str] = []
+        """What is wrong with the addresses tried since the last connection, or since all were tried."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"link {client_id}", daemon=True)
         self._count_lock = threading.Lock()
@@ -256,7 +287,7 @@ class Link:
         client = self._client
         if client is None or self._connected_since is None:
             return None
-        return client.publish(topic, payload, qos=1, retain=retain)
+        return client.publish(topic, payload, 1 if retain else self._broker.qos, retain)
 
     def stop(self, *last: Publication) -> None:
         """Publish the last messages, if there is a connection, and end it without the will."""
@@ -290,19 +321,29 @@ class Link:
                 info.wait_for_publish(0.05)
 
     def _run(self) -> None:
-        failures, last_reason = 0, ""
+        failures, last_told = 0, ""
         while not self._stopping.is_set():
-            reason, lasted = self._connect_once()
-            if self._is_refused and not self._was_connected:
-                return self._failed(LinkError(f"{self._broker}: {reason}"))
+            self._troubles, refused = [], []
+            # The one that was lost comes last.
+            lost = self._address
+            for address in sorted(self._broker.addresses, key=lambda one: (one == lost, os.urandom(4))):
+                self._address = address
+                reason, lasted = self._connect_once()
+                self._troubles.append(f"{self._broker.url(self._address)}: {reason}")
+                refused.append(self._is_refused)
+                if lasted is not None or self._stopping.is_set():
+                    break
+            troubles = "; ".join(sorted(self._troubles))
+            if all(refused) and not self._was_connected and not self._stopping.is_set():
+                return self._failed(LinkError(troubles))
             if lasted is not None:
-                last_reason = ""
+                last_told, troubles = "", self._troubles[-1]
             failures = 1 if lasted is not None and lasted >= _STABLE_AFTER else failures + 1
-            if reason != last_reason and not self._stopping.is_set():
-                self._say(f"{self._broker}: {reason}; trying again")
-                last_reason = reason
+            if troubles != last_told and not self._stopping.is_set():
+                self._say(f"{troubles}; trying again")
+                last_told = troubles
             soon = min(_FIRST_RETRY * 2 ** min(failures - 1, 20), _LONGEST_RETRY)
-            delay = _LONGEST_RETRY if self._is_refused else soon
+            delay = _LONGEST_RETRY if all(refused) else soon
             # A fleet that lost its broker at one moment does not come back at one.
             self._stopping.wait(delay * (0.5 + os.urandom(1)[0] / 510))
 
@@ -311,9 +352,10 @@ class Link:
         # A new client each time: paho's would send again what was left over, and owners say it again anyway.
         client = self._client = self._new_client()
         self._log_error, self._refusal, self._is_refused = "", "", False
+        host, port = self._address
         try:
             # As bytes: a str would load the tables of international names, 0.4 MB.
-            client.connect(self._broker.host.encode(), self._broker.port, _KEEP_ALIVE)  # type: ignore[arg-type]
+            client.connect(host.encode(), port, _KEEP_ALIVE)  # type: ignore[arg-type]
             if self._stopping.is_set():
                 client.disconnect()
             while client.loop(_KEEP_ALIVE / 6) == 0:
@@ -357,7 +399,7 @@ class Link:
         elif reason.is_failure:
             self._refusal = f"it refused the connection ({reason})"
         elif self._subscriptions:
-            client.subscribe([(topic, 1) for topic in self._subscriptions])
+            client.subscribe([(topic, self._broker.qos) for topic in self._subscriptions])
         else:
             self._set_connected()
 
@@ -371,7 +413,7 @@ class Link:
 
     def _set_connected(self) -> None:
         self._connected_since, self._was_connected = time.monotonic(), True
-        self._say(f"{self._broker}: connected")
+        self._say("; ".join([*self._troubles, f"{self._broker.url(self._address)}: connected"]))
         self._connected()
 
     def _on_message(self, client: Client, _: Any, message: MQTTMessage) -> None:

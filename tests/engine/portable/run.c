@@ -1,8 +1,8 @@
 /* Runs a program on the processor at hand and prints what must be the same on all, as hexadecimal bits.
  *
- *     run PROGRAM VALUES SHARD BATCH LANES
+ *     run PROGRAM VALUES SHARD BATCH LANES ISA
  *
- * VALUES are float32, SHARD holds records of a label byte and the pixels. */
+ * VALUES are float32, SHARD holds records of a label byte and the pixels, ISA is the number of an instruction set. */
 #include "foreseed.h"
 
 #include <stdio.h>
@@ -30,14 +30,26 @@ static void print_losses(const double *losses) {
     }
 }
 
-static void print_direction(const fs_directions *directions) {
-    static float z[COORDINATES];
-    fs_direction(directions, directions->first, 77, COORDINATES, z);
-    for (int i = 0; i < COORDINATES; i++) {
+static void print_floats(const float *numbers, int n) {
+    for (int i = 0; i < n; i++) {
         uint32_t bits;
-        memcpy(&bits, &z[i], 4);
-        printf("%08lx%c", (unsigned long)bits, i + 1 < COORDINATES ? ' ' : '\n');
+        memcpy(&bits, &numbers[i], 4);
+        printf("%08lx%c", (unsigned long)bits, i + 1 < n ? ' ' : '\n');
     }
+}
+
+/* A part of a direction, then all of them added up, and their products with that sum. */
+static void print_directions(const fs_directions *directions) {
+    static float z[COORDINATES];
+    const float coefficients[PROBES] = {0.5f, -1.25f, 0.3f, 2.0f, -0.7f, 0.1f};
+    double products[PROBES];
+    fs_direction(directions, directions->first, 77, COORDINATES, z);
+    print_floats(z, COORDINATES);
+    memset(z, 0, sizeof z);
+    fs_accumulate(directions, coefficients, 0, COORDINATES, z);
+    print_floats(z, COORDINATES);
+    fs_project(directions, z, COORDINATES, products);
+    print_losses(products);
 }
 
 /* Scale and codes of a direction, taken for loss differences, in 1, 2, 4 and 8 bits. */
@@ -58,15 +70,14 @@ static void print_packed(const fs_directions *directions) {
 static fs_engine *start(const fs_program *program, const fs_config *config) {
     fs_plan plan;
     fs_engine *engine;
-    void *arena = NULL;
-    if (fs_make_plan(program, config, &plan) || posix_memalign(&arena, 64, plan.arena) ||
-        fs_start(&engine, program, config, arena, plan.arena))
-        exit(5);
+    if (fs_make_plan(program, config, &plan)) exit(5);
+    char *memory = malloc(plan.arena + 63);
+    if (!memory || fs_start(&engine, program, config, memory + (-(uintptr_t)memory & 63), plan.arena)) exit(5);
     return engine;
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) return 2;
+    if (argc != 7) return 2;
     size_t program_size, values_size, shard_size;
     const void *bytes = read_all(argv[1], &program_size);
     const float *values = read_all(argv[2], &values_size);
@@ -75,17 +86,18 @@ int main(int argc, char **argv) {
     const fs_status status = fs_open(&program, bytes, program_size);
     if (status) return printf("status %d, op %lu\n", (int)status, (unsigned long)program.where), 4;
     if (values_size != 4 * (size_t)program.n_live) return 4;
-    const fs_config config = {(uint32_t)atoi(argv[4]), (uint32_t)atoi(argv[5]), 2, 0, FS_BEST};
+    const uint32_t isa = (uint32_t)atoi(argv[6]);
+    const fs_config config = {(uint32_t)atoi(argv[4]), (uint32_t)atoi(argv[5]), 5, 0, isa};
     fs_engine *engine = start(&program, &config);
     const size_t stride = (size_t)program.channels * program.height * program.width + 1;
     const fs_samples samples = {shard + 1, shard, stride, (uint32_t)(shard_size / stride)};
     for (uint32_t kind = FS_GAUSSIAN; kind <= FS_RADEMACHER; kind++) {
-        const fs_directions directions = {0x0123456789ABCDEFu, 4, 9, 1, 3, PROBES, kind, 0.01f, FS_BEST};
+        const fs_directions directions = {0x0123456789ABCDEFu, 4, 9, 1, 3, PROBES, kind, 0.01f, isa};
         double losses[PROBES];
         if (fs_probe(engine, values, NULL, &samples, &directions, losses)) return 6;
         print_losses(losses);
-        print_direction(&directions);
-        if (kind == FS_RADEMACHER) print_packed(&(fs_directions){.seed = 11, .round = 4, .device = 9, .isa = FS_BEST});
+        print_directions(&directions);
+        if (kind == FS_RADEMACHER) print_packed(&(fs_directions){.seed = 11, .round = 4, .device = 9, .isa = isa});
     }
     return 0;
 }
