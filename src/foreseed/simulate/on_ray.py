@@ -1,8 +1,8 @@
 """Simulations on Ray: devices answered by actors on every node, and whole runs as tasks.
 
 The population lies in the object store, once a node; only orders and replies travel, or local training's values. An
-actor or a node that is lost costs a repeat of its orders: Ray starts the actor again elsewhere, and an answer follows from
-the order alone. What a method does on devices by itself (`Devices.visit`, `Devices.probe`) stays with this process.
+actor or a node that is lost costs a repeat of its orders: Ray starts the actor again, and an answer follows from the
+order alone. What a method does on devices by itself (`Devices.visit`, `Devices.probe`) stays with this process.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ class Hand:
     def versions(self) -> tuple[str, str]:
         """What it runs: the same bits are promised for the same."""
         return versions()
+
+    def process(self) -> int:
+        return os.getpid()
 
     def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
         return self._devices.replies(orders, self._same(program), values)
