@@ -37,3 +37,4 @@ def test_many_light_agents_in_one_process_lose_no_reply() -> None:
     assert result["tls"] is False
     assert 200 < result["reply_wire_bytes"] <= 600
     assert said[-1] == "round 3 of 3"
+    assert all(result[f"{who}_{what}_ms"] > 0 for who in ("broker", "server") for what in ("join", "answer"))

@@ -102,7 +102,9 @@ _OTHER = {
     "method": "fedavg", "engine": "exact", "preset": "best", "data.set": "digits", "data.root": "x",
     "data.partition": "iid", "model.name": "lenet5", "model.activation": "relu", "model.norm": "batch",
     "model.init": "torch", "model.weights": "w.npz",
-    "prune.pruner": "random", "train.direction": "rademacher", "train.seeds": "shared", "train.optimiser": "adam",
+    "prune.pruner": "random", "prune.cost": "flops", "baffle-original.level": "epoch", "feddst.distribution": "erk",
+    "prunefl.times": "measured", "zerofl.dense": "both", "zerofl.uplink": "top-k-of-diff",
+    "train.direction": "rademacher", "train.seeds": "shared", "train.optimiser": "adam",
 }  # fmt: skip
 
 

@@ -410,7 +410,7 @@ def test_metrics_have_the_keys_that_were_promised(finished: tuple[Config, World,
     keys = {
         "round", "lr", "train_loss", "devices", "samples", "forward_passes", "flops", "dense_flops", "bytes_up",
         "bytes_down", "participants", "accuracy", "loss", "ema_accuracy", "ema_loss", "snr", "remembered",
-        "left_out", "n_live",
+        "left_out", "n_live", "personal_accuracy", "personal_density",
     }  # fmt: skip
     rows = rows_of(finished[2])
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]

@@ -7,11 +7,13 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from foreseed.bench.machine import describe_machine
 from foreseed.config import Config, load
@@ -21,7 +23,7 @@ from foreseed.device.member import Member
 from foreseed.device.session import Session
 from foreseed.fleet.devices import Table
 from foreseed.fleet.experiment import run_served
-from foreseed.fleet.local import Mosquitto
+from foreseed.fleet.local import LocalBroker, Mosquitto
 from foreseed.fleet.local_nats import NatsCluster
 from foreseed.fleet.testbed import Testbed
 from foreseed.runs import Progress, Run, read_run
@@ -70,42 +72,67 @@ def bench_light_fleet(
     devices: int, per_round: int, rounds: int, say: Callable[[str], None], cluster: bool = False
 ) -> dict[str, Any]:
     """The same with processes that hold hundreds of agents, each with a connection of its own, without TLS."""
-    config = _config(devices, per_round, rounds)
-    task, population = prepare(config)
     _raise_file_limit()
     with tempfile.TemporaryDirectory() as name, NatsCluster.plain() if cluster else Mosquitto.plain() as running:
         folder, nodes = Path(name), running.nodes if isinstance(running, NatsCluster) else [running]
         url = running.urls if isinstance(running, NatsCluster) else running.url
+        config = _config(devices, per_round, rounds).with_({"data.set": str(_write_noise(folder / "set.npz", devices))})
+        task, population = prepare(config)
         write_shards(load_data(config.data.set), population.partition, folder / "shards")
-        before = sum(_resident_bytes(node.pid) for node in nodes)
+        meter = _Meter(nodes, say)
         with _light_agents(url, folder / "shards", devices):
-            watch = _Quiet(say).progress
-            began = time.process_time()
-            run_served(config, folder / "run", broker(url), say, watch=watch, task=task)
-            server_ms = 1000 * (time.process_time() - began)
-            broker_ms = sum(_cpu_ms(node.pid) for node in nodes)
-            grown = sum(_resident_bytes(node.pid) for node in nodes) - before
+            run_served(config, folder / "run", broker(url), say, watch=meter.progress, task=task)
+            costs = meter.costs(devices, per_round)
         run = read_run(folder / "run")
-    answers = sum(row.devices for row in run.rounds)
-    return _result(config, run) | {
-        "tls": False,
-        "agents": "hundreds in a process",
-        "broker": _BROKERS[cluster],
-        # Of all that the run took, joining included, shared out over its answers.
-        "broker_cpu_ms": broker_ms / answers,
-        "server_cpu_ms": server_ms / answers,
-        "broker_bytes": grown / devices,
-    }
+    light = {"tls": False, "agents": "hundreds in a process", "broker": _BROKERS[cluster]}
+    return _result(config, run) | light | costs
+
+
+class _Meter(_Quiet):
+    """Tells how far a run is, and notes what the broker's and the server's processes have taken by then."""
+
+    def __init__(self, nodes: Sequence[LocalBroker], say: Callable[[str], None]) -> None:
+        super().__init__(say)
+        self._pids, self._taken = [node.pid for node in nodes], list[tuple[float, float]]()
+        self._bytes = self._resident_bytes()
+        self._note()
+
+    def progress(self, progress: Progress) -> None:
+        super().progress(progress)
+        if progress.stage == "train" and progress.row is not None:
+            self._note()
+
+    def costs(self, devices: int, per_round: int) -> dict[str, float]:
+        """CPU time and memory: up to the end of the first round for each device, from then on for each answer."""
+        start, joined, end = self._taken[0], self._taken[1], self._taken[-1]
+        answers = per_round * (len(self._taken) - 2)
+        return {
+            "broker_join_ms": (joined[0] - start[0]) / devices,
+            "server_join_ms": (joined[1] - start[1]) / devices,
+            "broker_answer_ms": (end[0] - joined[0]) / answers,
+            "server_answer_ms": (end[1] - joined[1]) / answers,
+            "broker_bytes": (self._resident_bytes() - self._bytes) / devices,
+        }
+
+    def _note(self) -> None:
+        self._taken.append((sum(map(_cpu_ms, self._pids)), 1000 * time.process_time()))
+
+    def _resident_bytes(self) -> int:
+        statm = [Path(f"/proc/{pid}/statm").read_text().split() for pid in self._pids]
+        return sum(int(fields[1]) for fields in statm) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cpu_ms(pid: int) -> float:
-    """CPU time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU time of a process so far, by the clock that Linux keeps of it (what clock_getcpuclockid answers)."""
+    return 1000 * time.clock_gettime((~pid << 3) | 2)
 
 
-def _resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def _write_noise(path: Path, images: int) -> Path:
+    """A data set with an image for every device: what is in it does not matter here."""
+    rng, labels = np.random.default_rng(0), np.arange(max(images, 360)) % 10
+    noise = rng.integers(0, 256, (len(labels), 3, 32, 32), np.uint8)
+    np.savez(path, train_images=noise, train_labels=labels, test_images=noise[:360], test_labels=labels[:360])
+    return path
 
 
 _TOGETHER = 250

@@ -51,7 +51,7 @@ def engine(
 
     names, numbers = parse_names(cases), parse_threads(threads)
     with progress_lines() as progress:
-        result = bench_engine(names, seconds, numbers, images, progress)
+        result = bench_engine(names, seconds, numbers, images, progress=progress)
     if as_json:
         print(json.dumps(result))
         return
@@ -351,11 +351,11 @@ def _print_fleet(result: dict[str, Any]) -> None:
         f"{result['wire_down_bytes']:.0f} down; a reply alone {result['reply_wire_bytes']:.0f} on the wire\n"
         f"a round takes {result['round_overhead_ms']:.1f} ms beyond its slowest device's computing (median)"
     )
-    if "broker_cpu_ms" in result:
+    if "broker_bytes" in result:
         print(
-            f"an answer takes {result['broker_cpu_ms']:.2f} ms of the broker's CPU, "
-            f"{result['server_cpu_ms']:.2f} ms of the server's; a connection takes "
-            f"{result['broker_bytes'] / 1e3:.0f} kB of the broker's memory"
+            f"CPU of broker and server: {result['broker_join_ms']:.2f} and {result['server_join_ms']:.2f} ms for each "
+            f"device that joins, {result['broker_answer_ms']:.2f} and {result['server_answer_ms']:.2f} ms for each "
+            f"answer; memory of the broker: {result['broker_bytes'] / 1e3:.0f} kB a connection"
         )
     if result["device_peak_mb"]:
         print(f"the largest device process held {result['device_peak_mb']:.1f} MB")

@@ -36,7 +36,13 @@ At = Annotated[
     int | None,
     typer.Option(metavar="ROUND", min=1, help="With --resume: go back to this round (`foreseed runs RUN` lists them)."),
 ]
-On = Annotated[str, typer.Option(metavar="ray[://HOST:PORT]", help="Work on Ray: here, or on a cluster that is there.")]
+On = Annotated[
+    str,
+    typer.Option(
+        metavar="ray[://HOST:PORT]",
+        help="Compute on Ray: on this machine alone, or on the cluster that it is a node of.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no words on the result.")]
 
 
@@ -108,7 +114,7 @@ def compare(
     folder = out or Path("runs") / "-vs-".join(kinds)
     folders = [folder / arm.run_name for arm in runs]
     if on:
-        summaries = _whole_runs(runs, folders, on, quiet or as_json)
+        summaries = [summary.model_dump() for summary in whole_runs(runs, folders, on, quiet or as_json, resume)]
     else:
         summaries = [
             run_one(Asked(arm, place, resume and (place / "config.toml").exists()), quiet or as_json)
@@ -169,21 +175,25 @@ def run_one(
     return summary.model_dump()
 
 
-def _whole_runs(runs: Sequence[Config], folders: Sequence[Path], on: str, quiet: bool) -> list[dict[str, Any]]:
-    """Arms side by side on Ray, each a whole run; what is finished in its folder is not run again."""
+def whole_runs(
+    configs: Sequence[Config], folders: Sequence[Path], on: str, quiet: bool, resume: bool = True
+) -> list[Summary]:
+    """Runs side by side on Ray, with a line for each that ends; with `resume`, finished ones are not run again."""
     from foreseed.sweep import run_configs
 
     console = Console(stderr=True, markup=False, highlight=False)
+    summaries: dict[int, Summary] = {}
 
     def told(index: int, outcome: Summary | str) -> None:
         if isinstance(outcome, str):
             raise ConfigError(outcome)
+        summaries[index] = outcome
         if not quiet:
-            said = f"{runs[index].run_name}: {100 * outcome.last_mean_accuracy:.1f} %"
-            console.print(said, soft_wrap=True)
+            said = f"{configs[index].run_name}: {100 * outcome.last_mean_accuracy:.1f} %"
+            console.print(f"{len(summaries)}/{len(configs)} {said}", soft_wrap=True)
 
-    results = run_configs(list(zip(runs, folders, strict=True)), told, on=on)
-    return [result.model_dump() for result in results if not isinstance(result, str)]
+    run_configs(list(zip(configs, folders, strict=True)), told, on=on, resume=resume)
+    return [summaries[index] for index in range(len(configs))]
 
 
 def finish(runs: list[Path], folder: Path, as_json: bool, result: Any, explained: bool = False) -> None:

@@ -15,16 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import fsum
+from typing import Any
 
 import numpy as np
 
-from foreseed.config import Method, enter
+from foreseed.config import Config, Method, enter
 from foreseed.coordinator.sampling import sample
 from foreseed.engine import Program
 from foreseed.engine.errors import ForeseedError, ValuesError
 from foreseed.meter import DeviceMemory, Work, bp_memory, bp_work
 from foreseed.methods.averaging import moving_average
-from foreseed.methods.protocol import Devices, Job, RoundResult, Traffic, Vector
+from foreseed.methods.backprop import Trained
+from foreseed.methods.protocol import Devices, Job, Local, RoundResult, Traffic, Vector
 from foreseed.methods.task import Task
 
 
@@ -48,9 +50,7 @@ def init(task: Task) -> State:
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
     """One round: sample, ClientUpdate on each device, average."""
     number, t = state.done + 1, task.config.train
-    lr = t.lr * t.lr_decay ** (number - 1)
-    everyone = np.arange(task.config.data.devices)
-    chosen = sample(task.config.seed, number, everyone, task.config.data.per_round)
+    lr, chosen = begin(task.config, number)
     trained = list(devices.train(Job(number, chosen, state.program, state.values, state.stats, lr)))
     state.values = aggregate((result.samples, result.values) for result in trained)
     state.stats = aggregate((result.samples, result.stats) for result in trained)
@@ -69,6 +69,24 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
         work=sum((bp_work(state.program, result.samples, t.epochs) for result in trained), Work()),
         traffic=Traffic(moved, moved),
     )
+
+
+def begin(config: Config, number: int) -> tuple[float, list[int]]:
+    """The learning rate of a round, and its devices S_t."""
+    everyone = np.arange(config.data.devices)
+    rate = config.train.lr * config.train.lr_decay ** (number - 1)
+    return rate, sample(config.seed, number, everyone, config.data.per_round)
+
+
+def client_update(
+    config: Config, number: int, lr: float, local: Local, values: Vector, stats: Vector, **masks: Any
+) -> Trained:
+    """ClientUpdate(k, w), as [train] says; `masks` is what `LocalTrainer.train` takes for masks that move."""
+    t = config.train
+    return local.trainer.train(
+        values, local.images, local.labels, epochs=t.epochs, batch=t.batch, lr=lr, momentum=t.momentum,
+        weight_decay=t.weight_decay, seed=(config.seed, number, local.device), stats=stats, **masks,
+    )  # fmt: skip
 
 
 def aggregate(locals: Iterable[tuple[int, Vector]]) -> Vector:

@@ -25,10 +25,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from foreseed.config import ConfigError, Method, Table, enter
-from foreseed.coordinator.sampling import sample
 from foreseed.meter import DeviceMemory, Work, bp_memory
-from foreseed.methods import moving_mask
-from foreseed.methods.fedavg import aggregate
+from foreseed.methods import fedavg, moving_mask
+from foreseed.methods.fedavg import aggregate, begin
 from foreseed.methods.moving_mask import Layer, Layout, Live, largest, layers_kept, masked_mean, start
 from foreseed.methods.protocol import UNSAVED, Devices, Local, RoundResult, Traffic, Vector
 from foreseed.methods.task import Task
@@ -122,8 +121,7 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
     """One round: sample, ClientUpdate on each device, average each weight over those that have it, prune again."""
     config, t, layout = task.config, task.config.train, state.layout
     number = state.done + 1
-    lr = t.lr * t.lr_decay ** (number - 1)
-    chosen = sample(config.seed, number, np.arange(config.data.devices), config.data.per_round)
+    lr, chosen = begin(config, number)
     updates = list(devices.visit(task.program, chosen, lambda local: client_update(task, state, lr, local)))
 
     # Down: live values; the mask too, to whoever has another. Up: live values, and a mask that has moved.
@@ -240,10 +238,9 @@ def client_update(task: Task, state: State, lr: float, local: Local) -> Update:
         live = readjust(layout, values, gradient, live, fewer, state.counts, grow_anywhere=own.compat)
         return live
 
-    trained = local.trainer.train(
-        state.weights, local.images, local.labels, epochs=t.epochs, batch=t.batch, lr=lr, momentum=t.momentum,
-        weight_decay=t.weight_decay, seed=(config.seed, state.done + 1, local.device), stats=state.stats,
-        live=state.live, each_epoch=each_epoch if due else None,
+    trained = fedavg.client_update(
+        config, state.done + 1, lr, local, state.weights, state.stats, live=state.live,
+        each_epoch=each_epoch if due else None,
     )  # fmt: skip
     return Update(len(local.images), trained.values, trained.stats, trained.loss, live, readjusted)
 

@@ -25,13 +25,13 @@ import numpy.typing as npt
 from pydantic import Field
 
 from foreseed.config import Config, ConfigError, Method, Table, enter
-from foreseed.coordinator.sampling import sample
 from foreseed.draws import Draws
 from foreseed.engine import SHARED_DEVICE, Directions, Program, accumulate
 from foreseed.meter import DeviceMemory, bp_free_memory, forward_work
 from foreseed.methods.averaging import moving_average
 from foreseed.methods.backprop import minibatches
 from foreseed.methods.descent import finite
+from foreseed.methods.fedavg import begin
 from foreseed.methods.protocol import Devices, Prober, RoundResult, Traffic, Vector
 from foreseed.methods.task import Task
 
@@ -90,8 +90,7 @@ def init(task: Task) -> State:
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
     """One round: sample, ClientUpdate on each device, add up, rebuild."""
     config, t, number = task.config, task.config.train, state.done + 1
-    lr = t.lr * t.lr_decay ** (number - 1)
-    chosen = sample(config.seed, number, np.arange(config.data.devices), config.data.per_round)
+    lr, chosen = begin(config, number)
     work = list(devices.probe(state.program, chosen, lambda prober: client_update(task, state, prober, lr)))
     state.sums = added(state.sums, work, lr)
     state.values = finite(rebuilt(config, task.values, state.sums, devices))

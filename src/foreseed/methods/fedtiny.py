@@ -29,12 +29,11 @@ from pydantic import Field
 
 from foreseed.config import ConfigError, Method, Table, enter
 from foreseed.config.schema import Count
-from foreseed.coordinator.sampling import sample
 from foreseed.draws import Draws
 from foreseed.engine import Engine, Samples
 from foreseed.meter import DeviceMemory, Work, bp_memory
-from foreseed.methods import moving_mask
-from foreseed.methods.fedavg import aggregate
+from foreseed.methods import fedavg, moving_mask
+from foreseed.methods.fedavg import aggregate, begin
 from foreseed.methods.layer_counts import share_out
 from foreseed.methods.moving_mask import Layer, Layout, Live, largest, layers_kept, start
 from foreseed.methods.protocol import Devices, Local, RoundResult, Traffic, Vector
@@ -103,21 +102,16 @@ def init(task: Task) -> State:
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
     """One round: selection before the first, FedAvg under the mask, and now and then progressive pruning."""
     number, t = state.done + 1, task.config.train
-    lr = t.lr * t.lr_decay ** (number - 1)
-    chosen = sample(task.config.seed, number, np.arange(task.config.data.devices), task.config.data.per_round)
+    lr, chosen = begin(task.config, number)
     layout = Layout(task.program)
     work, (up, down, _) = select(task, devices, layout, chosen, state) if number == 1 else (Work(), Traffic(0, 0))
     live, moving = state.live, quotas(task.config.own(Settings), layout, state.live, number)
 
     def client_update(local: Local) -> Report:
-        seed = (task.config.seed, number, local.device)
-        trained = local.trainer.train(
-            state.weights, local.images, local.labels, epochs=t.epochs, batch=t.batch, lr=lr, momentum=t.momentum,
-            weight_decay=t.weight_decay, seed=seed, stats=state.stats, live=live,
-        )  # fmt: skip
+        trained = fedavg.client_update(task.config, number, lr, local, state.weights, state.stats, live=live)
         gradient = np.zeros(0, np.float32)
         if moving:
-            rows = Draws(*seed, "growth").permutation(len(local.images))[: t.batch]
+            rows = Draws(task.config.seed, number, local.device, "growth").permutation(len(local.images))[: t.batch]
             [dense], _ = local.trainer.gradient(
                 trained.values, local.images[rows], local.labels[rows], [(0, len(rows))]
             )

@@ -25,12 +25,12 @@ import numpy.typing as npt
 from pydantic import Field
 
 from foreseed.config import ConfigError, Method, Table, enter
-from foreseed.coordinator.sampling import sample
 from foreseed.draws import Draws
 from foreseed.engine import Program
 from foreseed.meter import DeviceMemory, Work, bp_memory
+from foreseed.methods import fedavg
 from foreseed.methods.averaging import moving_average
-from foreseed.methods.fedavg import aggregate
+from foreseed.methods.fedavg import aggregate, begin
 from foreseed.methods.moving_mask import Layout, Live, layers_kept, masked_mean
 from foreseed.methods.protocol import UNSAVED, Devices, Local, RoundResult, Traffic, Vector
 from foreseed.methods.task import Task
@@ -107,9 +107,7 @@ def init(task: Task) -> State:
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
     """One round: sample, ClientUpdate on each device, average where masks overlap."""
     number, t, layout = state.done + 1, task.config.train, state.layout
-    lr = t.lr * t.lr_decay ** (number - 1)
-    everyone = np.arange(task.config.data.devices)
-    chosen = sample(task.config.seed, number, everyone, task.config.data.per_round)
+    lr, chosen = begin(task.config, number)
     tickets = list(devices.visit(state.program, chosen, lambda local: client_update(task, state, local, lr)))
     for device, ticket in zip(chosen, tickets, strict=True):
         state.masks[device] = packed(layout, ticket.live)
@@ -142,13 +140,11 @@ def client_update(task: Task, state: State, local: Local, lr: float) -> Ticket:
         masked = np.where(live, values, np.float32(0))
         return local.trainer.test(masked, local.images[tested], local.labels[tested], stats if stats.size else None)[1]
 
-    if layout.density(live) > task.config.prune.density and accuracy(values, live, stats) > own.threshold:
+    if not is_done(layout, live, task.config.prune.density) and accuracy(values, live, stats) > own.threshold:
         live = smaller_mask(layout, values, live, own.share, task.config.prune.density)
         values, stats = task.values, task.stats
-    trained = local.trainer.train(
-        values, local.images[learnt], local.labels[learnt], epochs=t.epochs, batch=t.batch, lr=lr, momentum=t.momentum,
-        weight_decay=t.weight_decay, seed=(task.config.seed, state.done + 1, local.device), stats=stats, live=live,
-    )  # fmt: skip
+    own_part = local._replace(images=local.images[learnt], labels=local.labels[learnt])
+    trained = fedavg.client_update(task.config, state.done + 1, lr, own_part, values, stats, live=live)
     pruned = not np.array_equal(live, received)
     return Ticket(
         trained.values, live, trained.stats, trained.loss, len(learnt), accuracy(trained.values, live, trained.stats),
@@ -170,6 +166,11 @@ def smaller_mask(layout: Layout, values: Vector, live: Live, share: float, targe
         kept = alive - ceil(share * (alive - 1) - 1e-9)
         counts.append(min(alive, max(kept, weights_of(target, layer.size))))
     return layers_kept(layout, np.where(live, np.abs(values), np.float32(-1)), counts)
+
+
+def is_done(layout: Layout, live: Live, target: float) -> bool:
+    """Whether every layer is down to what it keeps at the target: then nothing is dropped, and nothing rewound."""
+    return all(int(live[layer.at].sum()) <= weights_of(target, layer.size) for layer in layout.layers)
 
 
 def weights_of(target: float, size: int) -> int:

@@ -29,12 +29,11 @@ import numpy.typing as npt
 from pydantic import Field
 
 from foreseed.config import ConfigError, Method, Table, enter
-from foreseed.coordinator.sampling import sample
 from foreseed.draws import Draws
 from foreseed.engine import Engine, Samples
 from foreseed.meter import DeviceMemory, Work, bp_memory
-from foreseed.methods import moving_mask
-from foreseed.methods.fedavg import aggregate
+from foreseed.methods import fedavg, moving_mask
+from foreseed.methods.fedavg import aggregate, begin
 from foreseed.methods.moving_mask import Layout, Live, largest, layers_kept, start
 from foreseed.methods.protocol import UNSAVED, Devices, Local, RoundResult, Traffic, Vector
 from foreseed.methods.task import Task
@@ -187,8 +186,7 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
         work = pruned.work
         _take(state, pruned.weights, pruned.live, pruned.stats, t.ema)
 
-    lr = t.lr * t.lr_decay ** (number - 1)
-    chosen = sample(config.seed, number, np.arange(config.data.devices), config.data.per_round)
+    lr, chosen = begin(config, number)
     due = number % own.every == 0
     updates = list(devices.visit(task.program, chosen, lambda local: client_update(task, state, lr, due, local)))
     samples = sum(u.samples for u in updates)
@@ -320,7 +318,7 @@ def settled(densities: Sequence[float]) -> bool:
 
 def client_update(task: Task, state: State, lr: float, due: bool, local: Local) -> Update:
     """Local training under the mask; if due, the gradient of all minibatches together, of pruned weights too."""
-    t, compat = task.config.train, task.config.own(Settings).compat
+    compat = task.config.own(Settings).compat
     gradient = np.zeros(state.layout.n if due else 0, np.float32)
 
     def add(step: Vector) -> None:
@@ -329,10 +327,9 @@ def client_update(task: Task, state: State, lr: float, due: bool, local: Local) 
         else:
             np.add(gradient, step, out=gradient)
 
-    trained = local.trainer.train(
-        state.weights, local.images, local.labels, epochs=t.epochs, batch=t.batch, lr=lr, momentum=t.momentum,
-        weight_decay=t.weight_decay, seed=(task.config.seed, state.done + 1, local.device), stats=state.stats,
-        live=state.live, each_step=add if due else None,
+    trained = fedavg.client_update(
+        task.config, state.done + 1, lr, local, state.weights, state.stats, live=state.live,
+        each_step=add if due else None,
     )  # fmt: skip
     return Update(len(local.images), trained.values, trained.stats, trained.loss, gradient)
 

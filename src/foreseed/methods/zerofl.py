@@ -26,11 +26,10 @@ import numpy as np
 from pydantic import Field
 
 from foreseed.config import ConfigError, Method, Table, enter
-from foreseed.coordinator.sampling import sample
 from foreseed.meter import DeviceMemory, Work, bp_memory
 from foreseed.methods import moving_mask
 from foreseed.methods.averaging import moving_average
-from foreseed.methods.fedavg import aggregate
+from foreseed.methods.fedavg import aggregate, begin, client_update
 from foreseed.methods.layer_counts import share_out
 from foreseed.methods.moving_mask import Layout, layers_kept
 from foreseed.methods.protocol import Devices, Local, LocalResult, RoundResult, Traffic, Vector
@@ -98,18 +97,14 @@ def kept_counts(task: Task, layout: Layout) -> list[int]:
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
     """One round: sample, TrainLocally on each device, aggregate."""
     number, t, settings = state.done + 1, task.config.train, task.config.own(Settings)
-    lr = t.lr * t.lr_decay ** (number - 1)
-    chosen = sample(task.config.seed, number, np.arange(task.config.data.devices), task.config.data.per_round)
+    lr, chosen = begin(task.config, number)
     layout = Layout(task.program)
     kept = kept_counts(task, layout)
     sent = sent_counts(layout, kept, settings.mask_ratio)
 
     def train_locally(local: Local) -> LocalResult:
         with SparseTraining(local.trainer.model, {layer.name: n for layer, n in zip(layout.layers, kept, strict=True)}):
-            trained = local.trainer.train(
-                state.weights, local.images, local.labels, epochs=t.epochs, batch=t.batch, lr=lr, momentum=t.momentum,
-                weight_decay=t.weight_decay, seed=(task.config.seed, number, local.device), stats=state.stats,
-            )  # fmt: skip
+            trained = client_update(task.config, number, lr, local, state.weights, state.stats)
         values = upload(settings.uplink, layout, state.weights, trained.values, sent)
         return LocalResult(len(local.images), values, trained.stats, trained.loss)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import re
 import secrets
 import socket
@@ -32,6 +33,8 @@ _SILENCE = 15.0
 """Seconds without a word after which a holder is taken for lost."""
 _BEATS = 10
 """Words in that time."""
+_APART = 0.05
+"""Seconds within which those who got into each other's way try again."""
 _OVER = "over"
 
 
@@ -99,7 +102,7 @@ class Lease:
     def held(self) -> Iterator[None]:
         """Take the lease, from a holder that is dead or silent; refused, or waited for, while one lives."""
         while not self._take():
-            pass
+            time.sleep(random.uniform(0.0, _APART))
         beating = threading.Thread(target=self._beat, name="lease", daemon=True)
         beating.start()
         try:
@@ -118,6 +121,8 @@ class Lease:
         newest = max(self._leases(), default=None)
         if newest is not None:
             self._wait_for(newest[1])
+            if not newest[1].exists():  # there was one after it, or it was never held
+                return False
             self.lineage = newest[2]
         self.number = 1 if newest is None else newest[0] + 1
         self._path = self.folder / f"{PREFIX}{self.lineage.hex()}-{self.number}"
@@ -127,13 +132,13 @@ class Lease:
             return False
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._write("0")
-        if max(self._leases())[1] != self._path:  # by more than one
-            self._path.unlink()
+        others = [(number, path) for number, path, _ in self._leases() if path != self._path]
+        if any(number >= self.number for number, _ in others):  # by more than one, or as quick, for a new folder
+            self._path.unlink(missing_ok=True)
             os.close(self._file)
             return False
-        for _, older, _ in self._leases():
-            if older != self._path:
-                older.unlink(missing_ok=True)
+        for _, older in others:
+            older.unlink(missing_ok=True)
         # What an earlier holder was about to put in its place.
         for partial in (*self.folder.glob(f".*{PARTIAL}"), *self.folder.glob(f"*/.*{PARTIAL}")):
             partial.unlink(missing_ok=True)

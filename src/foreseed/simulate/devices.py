@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from foreseed.device.worker import reply_to
 from foreseed.engine import Program, project
 from foreseed.engine.types import Buffer, split
 from foreseed.methods.backprop import LocalTrainer
+from foreseed.methods.fedavg import client_update
 from foreseed.methods.protocol import Job, Local, LocalResult, Prober, Traffic, Vector
 from foreseed.methods.task import Task
 from foreseed.methods.workers import Workers
@@ -29,9 +31,14 @@ R = TypeVar("R")
 class Elsewhere(Protocol):
     """Other processes that hold the same devices, and work in place of this one's threads."""
 
-    def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]: ...
-    def train(self, job: Job) -> Iterator[LocalResult]: ...
-    def gradients(self, job: Job) -> Iterator[LocalResult]: ...
+    def share_out(
+        self, work: Callable[[SimulatedDevices, list[T]], Iterable[R]], items: Sequence[T], sizes: Sequence[int]
+    ) -> list[R]:
+        """What `work` makes of the items there, in their order; each process has some of them, even by their sizes.
+
+        It may be done twice, and what it changes stays there: all that it comes to is what it returns.
+        """
+
     def close(self) -> None: ...
 
 
@@ -90,6 +97,8 @@ class SimulatedDevices:
         return Traffic(up, down, {"refused": refused} if refused else {})
 
     def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]:
+        if self._elsewhere is not None:
+            return self._share_out(lambda there, some: there.visit(program, some, work), devices, devices)
         self._prepare_trainer(program)
 
         def visited(device: int) -> R:
@@ -98,6 +107,8 @@ class SimulatedDevices:
         return iter(self.map(visited, devices))
 
     def probe(self, program: Program, devices: Sequence[int], work: Callable[[Prober], R]) -> Iterator[R]:
+        if self._elsewhere is not None:
+            return self._share_out(lambda there, some: there.probe(program, some, work), devices, devices)
         exact = self.task.config.engine == "exact"
         if exact:
             self._prepare_trainer(program)
@@ -107,25 +118,22 @@ class SimulatedDevices:
                 return ExactProber(device, *self.population.images(device), self._own_trainer(program))
             return EngineProber(device, self.population.rows(device), self._workers.engine(program))
 
-        yield from self.map(lambda device: work(prober(device)), devices)
+        return iter(self.map(lambda device: work(prober(device)), devices))
 
     def train(self, job: Job) -> Iterator[LocalResult]:
-        if self._elsewhere is not None:
-            return self._elsewhere.train(job)
-        t, seed = self.task.config.train, self.task.config.seed
+        config = self.task.config
 
-        def client_update(local: Local) -> LocalResult:
-            trained = local.trainer.train(
-                job.values, local.images, local.labels, epochs=t.epochs, batch=t.batch, lr=job.lr, momentum=t.momentum,
-                weight_decay=t.weight_decay, seed=(seed, job.round, local.device), stats=job.stats,
-            )  # fmt: skip
+        def trained_by(local: Local) -> LocalResult:
+            trained = client_update(config, job.round, job.lr, local, job.values, job.stats)
             return LocalResult(len(local.images), trained.values, trained.stats, trained.loss)
 
-        return self.visit(job.program, job.devices, client_update)
+        return self.visit(job.program, job.devices, trained_by)
 
     def gradients(self, job: Job) -> Iterator[LocalResult]:
         if self._elsewhere is not None:
-            return self._elsewhere.gradients(job)
+            return self._share_out(
+                lambda there, some: there.gradients(replace(job, devices=some)), job.devices, job.devices
+            )
 
         def gradient(local: Local) -> LocalResult:
             stats = self._batch_stats(job.program, job.values, local.device)
@@ -140,7 +148,8 @@ class SimulatedDevices:
     def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
         """Every device's reply. All of them hold the server's values (a catch-up proves that by its hash)."""
         if self._elsewhere is not None:
-            return self._elsewhere.replies(orders, program, values)
+            asked = [order.device for order in orders]
+            return list(self._share_out(lambda there, some: there.replies(some, program, values), orders, asked))
         if self.task.config.engine == "exact":
             self._prepare_trainer(program)
         # The largest shards first, so that no thread is left with one at the end.
@@ -148,6 +157,13 @@ class SimulatedDevices:
         by_size = sorted(range(len(orders)), key=lambda i: -int(sizes[orders[i].device]))
         done = dict(zip(by_size, self.map(lambda i: self._reply(orders[i], program, values), by_size), strict=True))
         return [done[i] for i in range(len(orders))]
+
+    def _share_out(
+        self, work: Callable[[SimulatedDevices, list[T]], Iterable[R]], items: Sequence[T], devices: Sequence[int]
+    ) -> Iterator[R]:
+        """Have work done elsewhere on items, each of which is for a device."""
+        assert self._elsewhere is not None
+        return iter(self._elsewhere.share_out(work, items, self.population.partition.sizes[list(devices)].tolist()))
 
     def _reply(self, message: OrderMessage, program: Program, values: Vector) -> Reply:
         order, stats = Order.of(message), self._batch_stats(program, values, message.device)

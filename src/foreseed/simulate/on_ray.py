@@ -1,8 +1,8 @@
-"""Simulations on Ray: devices answered by actors on every node, and whole runs as tasks.
+"""Simulations on Ray: actors on every node work for the devices.
 
-The population lies in the object store, once a node; only orders and replies travel, or local training's values. An
-actor or a node that is lost costs a repeat of its orders: Ray starts the actor again, and an answer follows from the
-order alone. What a method does on devices by itself (`Devices.visit`, `Devices.probe`) stays with this process.
+The population and the task lie in the object store, once a node; only orders and replies travel, or what a method does
+on devices and what comes of it. An actor or a node that is lost costs a repeat of its share: Ray starts the actor
+again, and what comes of a device's work follows from the work alone.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from __future__ import annotations
 import io
 import logging
 import os
+import pickle
 import platform
-import tarfile
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 import foreseed
-from foreseed.config import Config
 from foreseed.engine import ForeseedError, Program
-from foreseed.methods.protocol import Job, LocalResult, Vector
 from foreseed.methods.task import Task
 from foreseed.simulate.devices import SimulatedDevices
 from foreseed.simulate.population import Population
-from foreseed.wire import OrderMessage, Reply
 
 SCHEME = "ray"
+T = TypeVar("T")
+R = TypeVar("R")
+_TASK, _PROGRAM = "task", "program"
+_Name = str | tuple[bytes, Sequence[str]]
+"""What every actor has, or a program."""
 _START_TIMEOUT = 600.0
 """Seconds for the actors to be there."""
 
@@ -67,29 +67,28 @@ class Hand:
         task: Task
         population: Population
         task, population = ray.get(held)
+        self._task, self._program = task, task.program
         self._devices = SimulatedDevices(task, population)
-        self._program = task.program
 
     def versions(self) -> tuple[str, str]:
         """What it runs: the same bits are promised for the same."""
         return versions()
 
-    def process(self) -> int:
-        return os.getpid()
+    def do(self, packed: bytes, share: Sequence[int]) -> list[Any]:
+        """A share of the work that was packed."""
+        unpickler = pickle.Unpickler(io.BytesIO(packed))
+        unpickler.persistent_load = self._own  # type: ignore[method-assign]
+        work, items = unpickler.load()
+        return list(work(self._devices, [items[i] for i in share]))
 
-    def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
-        return self._devices.replies(orders, self._same(program), values)
-
-    def train(self, job: Job) -> list[LocalResult]:
-        return list(self._devices.train(replace(job, program=self._same(job.program))))
-
-    def gradients(self, job: Job) -> list[LocalResult]:
-        return list(self._devices.gradients(replace(job, program=self._same(job.program))))
-
-    def _same(self, program: Program) -> Program:
-        """The very object that engines were made for, unless the program has changed."""
-        if program.bytes != self._program.bytes:
-            self._program = program
+    def _own(self, name: _Name) -> Task | Program:
+        """What a name stands for; of a program that has not changed the very object that engines were made for."""
+        if isinstance(name, str):
+            return self._task if name == _TASK else self._task.program
+        for program in (self._task.program, self._program):
+            if program.bytes == name[0]:
+                return program
+        self._program = Program(*name)
         return self._program
 
 
@@ -98,7 +97,7 @@ class RayHands:
 
     def __init__(self, on: str, task: Task, population: Population) -> None:
         self._ray = ray = connect(on)
-        self._sizes = population.partition.sizes
+        self._task = task
         _check_room(ray, population)
         cores = int(ray.cluster_resources().get("CPU", 1))
         count = max(1, task.config.workers or cores)
@@ -108,81 +107,67 @@ class RayHands:
         # No core is reserved: an actor of a node that was lost must find room on those that are left.
         actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(Hand)
         self._hands = [actor.remote(self._held) for _ in range(count)]
-        self._check_versions(on)
-
-    def _check_versions(self, on: str) -> None:
         try:
-            found = self._ray.get([hand.versions.remote() for hand in self._hands], timeout=_START_TIMEOUT)
-        except self._ray.exceptions.RayError as error:
-            raise ForeseedError(f"--on {on}: no worker could be started ({_first_line(error)})") from None
-        others = sorted({theirs for theirs in found if theirs != versions()})
-        if others:
-            theirs, ours = (f"foreseed {a} on Python {b}" for a, b in (others[0], versions()))
-            raise ForeseedError(f"--on {on}: a node has {theirs}, and this is {ours}; install the same on every node")
+            found = self._get([hand.versions.remote() for hand in self._hands], timeout=_START_TIMEOUT)
+        except ray.exceptions.RayError as error:
+            raise ForeseedError(f"--on {on}: no worker could be started ({_last_line(error)})") from None
+        for theirs in found:
+            check_versions(theirs)
 
-    def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
-        """Every device's reply, in the order of the orders."""
-        sizes = [int(self._sizes[order.device]) for order in orders]
-        return self._shared_out(
-            sizes, lambda hand, some: hand.replies.remote([orders[i] for i in some], program, values)
-        )
-
-    def train(self, job: Job) -> Iterator[LocalResult]:
-        """Local training of the job's devices, in their order."""
-        yield from self._shared_out(self._sizes_of(job), lambda hand, some: hand.train.remote(_part(job, some)))
-
-    def gradients(self, job: Job) -> Iterator[LocalResult]:
-        """The exact gradient of each of the job's devices, in their order."""
-        yield from self._shared_out(self._sizes_of(job), lambda hand, some: hand.gradients.remote(_part(job, some)))
-
-    def _sizes_of(self, job: Job) -> list[int]:
-        return [int(self._sizes[device]) for device in job.devices]
-
-    def _shared_out(self, sizes: Sequence[int], ask: Callable[[Any, list[int]], Any]) -> list[Any]:
-        """What actors make of items, as even by size as can be, in the items' order; each actor is called once."""
+    def share_out(
+        self, work: Callable[[SimulatedDevices, list[T]], Iterable[R]], items: Sequence[T], sizes: Sequence[int]
+    ) -> list[R]:
+        """What `work` makes of the items there, in their order; each actor is called once."""
+        packed = self._ray.put(self._pack((work, items)))
         shares = [share for share in _balanced(sizes, len(self._hands)) if share]
-        results = self._ray.get([ask(hand, share) for hand, share in zip(self._hands, shares, strict=False)])
+        results = self._get([hand.do.remote(packed, share) for hand, share in zip(self._hands, shares, strict=False)])
         found = {
             i: one for share, some in zip(shares, results, strict=True) for i, one in zip(share, some, strict=True)
         }
-        return [found[i] for i in range(len(sizes))]
+        return [found[i] for i in range(len(items))]
+
+    def _pack(self, work: Any) -> bytes:
+        """All of it but what every actor has."""
+        packed = io.BytesIO()
+        pickler = self._ray.cloudpickle.CloudPickler(packed)
+        pickler.persistent_id = self._name
+        pickler.dump(work)
+        return packed.getvalue()
+
+    def _name(self, found: Any) -> _Name | None:
+        """What travels in place of an object that actors have, or may have."""
+        if found is self._task:
+            return _TASK
+        if found is self._task.program:
+            return _PROGRAM
+        return (found.bytes, found.names) if isinstance(found, Program) else None
+
+    def _get(self, futures: list[Any], timeout: float | None = None) -> list[Any]:
+        """Results of actors; a mistake of the user's is the same sentence wherever it was found."""
+        try:
+            return list(self._ray.get(futures, timeout=timeout))
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ForeseedError):
+                raise error.cause from None
+            raise
 
     def close(self) -> None:
         for hand in self._hands:
             self._ray.kill(hand)
 
 
-def _part(job: Job, some: Sequence[int]) -> Job:
-    """A job for some of its devices."""
-    return replace(job, devices=[job.devices[i] for i in some])
-
-
-def run_whole(config: Config) -> bytes | str:
-    """A whole run on one core of whatever node it comes to: its folder as a tar file, or why it failed."""
-    from foreseed.simulate.experiment import run_simulated
-
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "run"
-        try:
-            run_simulated(config, folder)
-        except ForeseedError as error:
-            return str(error)
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-            tar.add(folder, arcname=".")
-        return packed.getvalue()
-
-
-def unpack(packed: bytes, folder: Path) -> None:
-    """Put a run's folder where it belongs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        tar.extractall(folder, filter="data")
-
-
 def versions() -> tuple[str, str]:
     """Of foreseed and of Python."""
     return foreseed.__version__, platform.python_version()
+
+
+def check_versions(theirs: tuple[str, str], ours: tuple[str, str] | None = None) -> None:
+    """Refuse a node that has others than those who ask it."""
+    if theirs != (ours := ours or versions()):
+        found, here = (f"foreseed {a} on Python {b}" for a, b in (theirs, ours))
+        raise ForeseedError(
+            f"a node of the Ray cluster has {found}, and this is {here}; install the same on every node"
+        )
 
 
 def _check_room(ray: Any, population: Population) -> None:
@@ -208,5 +193,5 @@ def _balanced(sizes: Sequence[int], shares: int) -> list[list[int]]:
     return found
 
 
-def _first_line(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__

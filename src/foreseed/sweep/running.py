@@ -1,4 +1,4 @@
-"""Running the points of a sweep: several at a time, each in a process of its own, none twice."""
+"""Running the points of a sweep: several at a time, each in a process of its own or on Ray, none twice."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from foreseed.config import Config
 from foreseed.engine import ForeseedError
 from foreseed.runs import Summary, is_finished, read_run
 from foreseed.simulate import run_simulated
+from foreseed.sweep.on_ray import Wanted, run_on_ray
 from foreseed.sweep.points import Point
 
 
@@ -55,60 +56,45 @@ def run_configs(
     note: Callable[[int, Summary | str], None] = lambda *_: None,
     jobs: int = 1,
     on: str = "",
+    resume: bool = True,
 ) -> list[Summary | str]:
     """Run configs in their folders and give each one's summary, or why it failed, in their order.
 
-    What is finished in its folder counts, and what was stopped there goes on (on Ray it begins again). `note` is told
-    of each as it ends.
+    With `resume`, what is finished in its folder counts, and what was stopped there goes on. `note` is told of each as
+    it ends.
     """
     found: dict[int, Summary | str] = {}
-    missing = []
-    for index, (config, folder) in enumerate(wanted):
-        if is_finished(folder, config):
-            found[index] = read_run(folder).summary
-            note(index, found[index])
-        else:
-            missing.append(index)
-    for index, result in _on_ray(wanted, missing, on) if on else _in_processes(wanted, missing, jobs):
+
+    def tell(index: int, result: Summary | str) -> None:
         found[index] = result
         note(index, result)
+
+    missing: dict[int, Wanted] = {}
+    for index, (config, folder) in enumerate(wanted):
+        if resume and is_finished(folder, config):
+            tell(index, read_run(folder).summary)
+        else:
+            missing[index] = (config, folder, resume and (folder / "config.toml").exists())
+    numbers, runs = list(missing), list(missing.values())
+    for index, result in (run_on_ray(on, runs) if on else _in_processes(runs, jobs)) if runs else ():
+        tell(numbers[index], result)
     return [found[index] for index in range(len(wanted))]
 
 
-_Results = Iterator[tuple[int, Summary | str]]
-
-
-def _in_processes(wanted: Sequence[tuple[Config, Path]], missing: Sequence[int], jobs: int) -> _Results:
+def _in_processes(wanted: Sequence[Wanted], jobs: int) -> Iterator[tuple[int, Summary | str]]:
     # A fresh process each: torch's threads do not survive a fork.
-    executor = ProcessPoolExecutor(max(1, min(jobs, len(missing))), mp_context=multiprocessing.get_context("spawn"))
+    executor = ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=multiprocessing.get_context("spawn"))
     try:
-        futures = {executor.submit(_run, *wanted[index]): index for index in missing}
+        futures = {executor.submit(_run, *one): index for index, one in enumerate(wanted)}
         for future in as_completed(futures):
             yield futures[future], future.result()
     finally:
         executor.shutdown(cancel_futures=True)
 
 
-def _run(config: Config, folder: Path) -> Summary | str:
+def _run(config: Config, folder: Path, resume: bool) -> Summary | str:
     """One run; the reason, if it fails."""
     try:
-        return run_simulated(config, folder, resume=(folder / "config.toml").exists())
+        return run_simulated(config, folder, resume=resume)
     except ForeseedError as error:
         return str(error)
-
-
-def _on_ray(wanted: Sequence[tuple[Config, Path]], missing: Sequence[int], on: str) -> _Results:
-    """Each a task on one core of some node; its folder comes back when it is finished."""
-    from foreseed.simulate.on_ray import connect, run_whole, unpack
-
-    ray = connect(on)
-    task = ray.remote(num_cpus=1, max_retries=-1)(run_whole)
-    futures = {task.remote(wanted[index][0].with_({"workers": 1})): index for index in missing}
-    waiting = list(futures)
-    while waiting:
-        (done, *_), waiting = ray.wait(waiting)
-        index, packed = futures[done], ray.get(done)
-        if not isinstance(packed, str):
-            unpack(packed, wanted[index][1])
-            packed = read_run(wanted[index][1]).summary
-        yield index, packed
