@@ -31,6 +31,8 @@ R = TypeVar("R")
 _TASK, _PROGRAM = "task", "program"
 _Name = str | tuple[bytes, Sequence[str]]
 """What every actor has, or a program."""
+_SMALL = 100_000
+"""Bytes that go along with a call: Ray would put larger ones into the object store, once for each call."""
 _START_TIMEOUT = 600.0
 """Seconds for the actors to be there."""
 
@@ -61,25 +63,34 @@ def connect(on: str) -> Any:
 class Hand:
     """An actor: it holds all devices, and works for those that it is given."""
 
-    def __init__(self, held: list[Any]) -> None:
-        import ray
+    _task: Task
+    _program: Program
+    """The last one that was not the task's own."""
 
-        task: Task
-        population: Population
-        task, population = ray.get(held)
-        self._task, self._program = task, task.program
-        self._devices = SimulatedDevices(task, population)
+    def __init__(self) -> None:
+        self._devices: SimulatedDevices | None = None
 
-    def versions(self) -> tuple[str, str]:
-        """What it runs: the same bits are promised for the same."""
+    def ready(self, held: list[Any]) -> tuple[str, str]:
+        """Fetch all that it needs; gives its versions, since the same bits are promised for the same."""
+        self._fetch(held)
         return versions()
 
-    def do(self, packed: bytes, share: Sequence[int]) -> list[Any]:
-        """A share of the work that was packed."""
+    def do(self, held: list[Any], packed: bytes, share: Sequence[int]) -> list[Any]:
+        """A share of the work that was packed; `held` comes along, for an actor that was started again has nothing."""
+        devices = self._fetch(held)
         unpickler = pickle.Unpickler(io.BytesIO(packed))
         unpickler.persistent_load = self._own  # type: ignore[method-assign]
         work, items = unpickler.load()
-        return list(work(self._devices, [items[i] for i in share]))
+        return list(work(devices, [items[i] for i in share]))
+
+    def _fetch(self, held: list[Any]) -> SimulatedDevices:
+        if self._devices is None:
+            import ray
+
+            self._task, population = ray.get(held)
+            self._program = self._task.program
+            self._devices = SimulatedDevices(self._task, population)
+        return self._devices
 
     def _own(self, name: _Name) -> Task | Program:
         """What a name stands for; of a program that has not changed the very object that engines were made for."""
@@ -102,13 +113,12 @@ class RayHands:
         cores = int(ray.cluster_resources().get("CPU", 1))
         count = max(1, task.config.workers or cores)
         alone = replace(task, config=task.config.with_({"workers": 1}))
-        # Kept as long as the actors: one that is started again asks for them again.
         self._held = [ray.put(alone), ray.put(population)]
         # No core is reserved: an actor of a node that was lost must find room on those that are left.
         actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(Hand)
-        self._hands = [actor.remote(self._held) for _ in range(count)]
+        self._hands = [actor.remote() for _ in range(count)]
         try:
-            found = self._get([hand.versions.remote() for hand in self._hands], timeout=_START_TIMEOUT)
+            found = self._get([hand.ready.remote(self._held) for hand in self._hands], timeout=_START_TIMEOUT)
         except ray.exceptions.RayError as error:
             raise ForeseedError(f"--on {on}: no worker could be started ({_last_line(error)})") from None
         for theirs in found:
@@ -118,9 +128,12 @@ class RayHands:
         self, work: Callable[[SimulatedDevices, list[T]], Iterable[R]], items: Sequence[T], sizes: Sequence[int]
     ) -> list[R]:
         """What `work` makes of the items there, in their order; each actor is called once."""
-        packed = self._ray.put(self._pack((work, items)))
+        packed = self._pack((work, items))
+        at = packed if len(packed) <= _SMALL else self._ray.put(packed)
         shares = [share for share in _balanced(sizes, len(self._hands)) if share]
-        results = self._get([hand.do.remote(packed, share) for hand, share in zip(self._hands, shares, strict=False)])
+        results = self._get(
+            [hand.do.remote(self._held, at, share) for hand, share in zip(self._hands, shares, strict=False)]
+        )
         found = {
             i: one for share, some in zip(shares, results, strict=True) for i, one in zip(share, some, strict=True)
         }
