@@ -3,47 +3,125 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import tempfile
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from foreseed.cli import main
+from foreseed.config import methods
 from foreseed.engine import ForeseedError
-from foreseed.methods import fedavg, fedsgd, ntk_baffle
-from foreseed.runs import read_run
-from foreseed.simulate import SimulatedDevices, on_ray
-from foreseed.simulate.on_ray import RayHands
+from foreseed.simulate import SimulatedDevices, on_ray, run_simulated
+from foreseed.simulate.devices import Elsewhere, Work
+from foreseed.simulate.on_ray import Hand, RayHands, balanced, pack
 from foreseed.sweep import run_configs
-from tests.simulate.small import WITH_BATCH_NORM, World, make_world, small_config, write_bars
+from foreseed.sweep.on_ray import run_whole
+from tests.simulate.small import WITH_BATCH_NORM, World, make_world, outcome, small_config
 
-pytestmark = pytest.mark.slow
+
+def values_after(world: World, rounds: int, elsewhere: Elsewhere | None = None) -> bytes:
+    method, devices = methods()[world.config.method], SimulatedDevices(*world, elsewhere=elsewhere)
+    try:
+        state = method.init(world.task)
+        for _ in range(rounds):
+            method.round(world.task, devices, state)
+    finally:
+        devices.close()
+    return bytes(state.values.tobytes() + state.stats.tobytes())
 
 
-@pytest.fixture(scope="module")
-def bars(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bars(tmp_path_factory.mktemp("bars") / "bars.npz")
+# What travels, without Ray.
+
+
+class Packed:
+    """Two hands in this process: all that they get, and give, has been packed."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.largest = world, 0
+        self.hands = [Hand(*pickle.loads(pickle.dumps(tuple(world)))) for _ in range(2)]
+
+    def share_out(self, work: Work[Any, Any], items: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+        packed = pack(self.world.task, work, items)
+        self.largest = max(self.largest, len(packed))
+        found: dict[int, Any] = {}
+        for hand, share in zip(self.hands, balanced(sizes, 2), strict=True):
+            found |= zip(share, pickle.loads(pickle.dumps(hand.do(packed, share))), strict=True)
+        return [found[i] for i in range(len(items))]
+
+    def close(self) -> None:
+        for hand in self.hands:
+            hand._devices.close()
+
+
+CHANGES: dict[str, list[dict[str, Any]]] = {
+    "ntk-baffle": [{"train__spread": 2}, {"model__name": WITH_BATCH_NORM, "engine": "exact"}],
+    "baffle-original": [{"data__per_round": 6}, {"data__per_round": 6, "engine": "exact"}],
+    "fedkseed": [{"fedkseed__pool": 16, "train__local_steps": 2}],
+    "fedsgd": [{"model__name": WITH_BATCH_NORM}],
+    "fedtiny": [{"fedtiny__every": 1, "fedtiny__until": 3, "model__name": WITH_BATCH_NORM}],
+    "feddst": [{"feddst__every": 1}],
+    "prunefl": [{"prunefl__every": 2, "prunefl__initial_rounds": 4, "prunefl__times": "macs"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [(method, changes) for method in methods() for changes in CHANGES.get(method, [{}])],
+)
+def test_every_methods_work_travels(bars: Path, method: str, changes: dict[str, Any]) -> None:
+    world = make_world(small_config(bars, method=method, **changes))
+    packed = Packed(world)
+    assert values_after(world, 3, packed) == values_after(world, 3)
+    # A task, with its test images, stays at home.
+    assert 0 < packed.largest < world.task.test.nbytes
+
+
+def test_shares_are_even_and_complete() -> None:
+    sizes = [5, 1, 1, 1, 2, 4]
+    shares = balanced(sizes, 2)
+    assert sorted(i for share in shares for i in share) == list(range(6))
+    assert [sum(sizes[i] for i in share) for share in shares] == [7, 7]
+
+
+# On Ray itself.
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes of one core each; tests must be found by their workers."""
-    with warnings.catch_warnings():
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    # Sockets lie in the folder, and their paths must be short.
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # Ray's own
-        os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0", RAY_AUTH_MODE="disabled")
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+        for name, value in {
+            "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled",
+            "RAY_TMPDIR": folder, "PYTHONPATH": path,
+        }.items():  # fmt: skip
+            patch.setenv(name, value)
         import ray
         from ray.cluster_utils import Cluster
 
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000})
-        made.add_node(num_cpus=1, object_store_memory=80_000_000)
-        ray.init(address=made.address, log_to_driver=False)
-        yield made
-        ray.shutdown()
-        made.shutdown()
+        room = {"num_cpus": 1, "object_store_memory": 80_000_000}
+        made = Cluster(initialize_head=True, head_node_args=room)
+        try:
+            made.add_node(**room)
+            ray.init(address=made.address, log_to_driver=False)
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -53,89 +131,157 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def values_after(world: World, method: Any, rounds: int, elsewhere: Any = None, between: Any = None) -> np.ndarray:
-    devices, state = SimulatedDevices(*world, elsewhere=elsewhere), method.init(world.task)
-    try:
-        for number in range(rounds):
-            method.round(world.task, devices, state)
-            if between is not None:
-                between(number)
-    finally:
-        devices.close()
-    return state.values
+class Kept:
+    """Actors that several runs share."""
+
+    def __init__(self, hands: RayHands) -> None:
+        self.hands = hands
+
+    def share_out(self, work: Work[Any, Any], items: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+        return self.hands.share_out(work, items, sizes)
+
+    def close(self) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("method", "changes"),
-    [
-        (ntk_baffle, {"train__k": 8, "train__spread": 2}),
-        (ntk_baffle, {"model__name": WITH_BATCH_NORM, "engine": "exact"}),
-        (fedavg, {"method": "fedavg"}),
-        (fedsgd, {"method": "fedsgd", "model__name": WITH_BATCH_NORM}),
-    ],
-)
-def test_the_bits_are_those_of_threads(cluster: Any, bars: Path, method: Any, changes: dict[str, Any]) -> None:
-    world = make_world(small_config(bars, **changes))
-    there = values_after(world, method, 3, RayHands("ray", *world))
-    assert there.tobytes() == values_after(world, method, 3).tobytes()
+@pytest.fixture(scope="module")
+def world(bars: Path) -> World:
+    return make_world(small_config(bars, train__k=8, workers=2))
 
 
-def test_a_lost_worker_costs_a_repeat_and_nothing_else(cluster: Any, bars: Path) -> None:
-    world = make_world(small_config(bars, train__k=8))
+@pytest.fixture(scope="module")
+def hands(cluster: Any, world: World) -> Iterator[Kept]:
     hands = RayHands("ray", *world)
-
-    def kill(number: int) -> None:
-        if number == 0:
-            process = hands._ray.get(hands._hands[0].process.remote())
-            os.kill(process, signal.SIGKILL)
-
-    assert values_after(world, ntk_baffle, 3, hands, kill).tobytes() == values_after(world, ntk_baffle, 3).tobytes()
+    yield Kept(hands)
+    hands.close()
 
 
+@pytest.mark.slow
+def test_the_bits_are_those_of_threads(hands: Kept, world: World) -> None:
+    assert values_after(world, 3, hands) == values_after(world, 3)
+
+
+@pytest.mark.slow
+def test_a_mistake_is_said_as_it_is_here(hands: Kept) -> None:
+    def refuse(there: SimulatedDevices, some: Sequence[int]) -> list[int]:
+        raise ForeseedError("too much; lower it")
+
+    with pytest.raises(ForeseedError, match=r"^too much; lower it$"):
+        hands.share_out(refuse, [0, 1], [1, 1])
+
+
+class Struck:
+    """Actors that something befalls when they have worked, and before they can answer."""
+
+    def __init__(self, hands: Elsewhere, blow: Callable[[], None]) -> None:
+        self.hands, self.blow = hands, blow
+
+    def share_out(self, work: Work[Any, Any], items: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+        blow = self.blow
+
+        def interrupted(there: SimulatedDevices, some: list[Any]) -> list[Any]:
+            done = list(work(there, some))
+            blow()
+            return done
+
+        return self.hands.share_out(interrupted, items, sizes)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.slow
+def test_a_lost_worker_costs_a_repeat_and_nothing_else(hands: Kept, world: World, tmp_path: Path) -> None:
+    struck = tmp_path / "struck"
+
+    def blow() -> None:
+        try:
+            struck.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert values_after(world, 2, Struck(hands, blow)) == values_after(world, 2)
+    assert struck.exists()
+
+
+@pytest.mark.slow
 def test_whole_runs_come_back_as_folders(cluster: Any, bars: Path, tmp_path: Path) -> None:
-    config = small_config(bars, method="fedavg", rounds=2, eval_every=1)
-    wanted = [(config.with_({"seed": seed}), tmp_path / str(seed)) for seed in (0, 1)]
-    there = run_configs(wanted, on="ray")
-    here = run_configs([(config, tmp_path / f"here-{config.seed}") for config, _ in wanted[:1]])
-    assert not any(isinstance(result, str) for result in there)
-    first = read_run(tmp_path / "0")
-    assert (tmp_path / "0" / "model.fsp").read_bytes() == (tmp_path / "here-0" / "model.fsp").read_bytes()
-    assert not isinstance(here[0], str)
-    assert first.summary.total.flops == here[0].total.flops
+    config = small_config(bars, rounds=2, eval_every=1)
+    run_simulated(config, tmp_path / "here")
+    wanted = [(config, tmp_path / "there"), (config.with_({"method": "fedavg", "train.lr": 1e9}), tmp_path / "bad")]
+    there, bad = run_configs(wanted, on="ray")
+    assert not isinstance(there, str)
+    for part in ("rows", "state", "model"):
+        assert outcome(tmp_path / "there")[part] == outcome(tmp_path / "here")[part]
+    assert "lower the learning rate" in str(bad)
+    assert not (tmp_path / "bad").exists()
+    # Finished ones are not run again, and nothing is written over.
+    assert run_configs(wanted[:1], on="ray") == [there]
+    [taken] = run_configs(wanted[:1], on="ray", resume=False)
+    assert "exists and is not empty" in str(taken)
 
 
-def test_a_lost_node_costs_a_repeat_and_nothing_else(cluster: Any, bars: Path) -> None:
-    world = make_world(small_config(bars, train__k=8))
-    hands = RayHands("ray", *world)
-    lost = cluster.worker_nodes.copy().pop()
-
-    def remove(number: int) -> None:
-        if number == 0:
-            cluster.remove_node(lost, allow_graceful=False)
-
-    assert values_after(world, ntk_baffle, 3, hands, remove).tobytes() == values_after(world, ntk_baffle, 3).tobytes()
+@pytest.mark.slow
+def test_a_run_on_ray_is_the_run_on_threads(cluster: Any, bars: Path, tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(small_config(bars, rounds=3).to_toml())
+    assert main(["run", str(file), "--out", str(tmp_path / "here"), "-q"]) == 0
+    assert main(["run", str(file), "--out", str(tmp_path / "there"), "-q", "--on", "ray"]) == 0
+    assert outcome(tmp_path / "there") == outcome(tmp_path / "here")
 
 
-def test_what_cannot_be_is_said_in_a_line(cluster: Any, bars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ForeseedError, match="expected ray, or ray://HOST:PORT"):
-        on_ray.connect("dask")
-    world = make_world(small_config(bars))
-    monkeypatch.setattr(on_ray, "find_spec", lambda _: None)
-    with pytest.raises(ForeseedError, match=r"pip install 'foreseed\[ray\]'"):
-        on_ray.connect("ray")
-    monkeypatch.undo()
+@pytest.mark.slow
+def test_a_node_of_other_versions_is_refused(cluster: Any, bars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config(bars)
+    world = make_world(config)
     monkeypatch.setattr(on_ray, "versions", lambda: ("9.9", "3.99"))
     with pytest.raises(ForeseedError, match=r"this is foreseed 9\.9 on Python 3\.99; install the same on every node"):
         RayHands("ray", *world)
-    monkeypatch.undo()
-    big = np.broadcast_to(np.zeros(1, np.uint8), (10**9, 1))
-    monkeypatch.setattr(type(world.population), "records", big, raising=False)
-    with pytest.raises(ForeseedError, match="larger --object-store-memory"):
-        on_ray._check_room(on_ray.connect("ray"), type("Big", (), {"records": big})())
+    assert "this is foreseed 8.8 on Python 3.99; install" in str(run_whole(config, None, ("8.8", "3.99")))
 
 
-def test_shares_are_even_and_complete() -> None:
-    shares = on_ray._balanced([5, 1, 1, 1, 2, 4], 2)
-    assert sorted(i for share in shares for i in share) == list(range(6))
-    loads = [sum([5, 1, 1, 1, 2, 4][i] for i in share) for share in shares]
-    assert loads == [7, 7]
+@pytest.mark.slow
+def test_a_store_that_is_too_small_is_refused(cluster: Any, world: World) -> None:
+    records = np.broadcast_to(np.zeros(1, np.uint8), (10**9, 1))
+    with pytest.raises(
+        ForeseedError, match=r"images take 1000 MB, the object store of .* larger --object-store-memory"
+    ):
+        RayHands("ray", world.task, replace(world.population, records=records))
+
+
+def test_what_cannot_be_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ("dask", "ray://", "ray:", "ray:/host:6379"):
+        with pytest.raises(ForeseedError, match="expected ray, or ray://HOST:PORT"):
+            on_ray.connect(wrong)
+    monkeypatch.setattr(on_ray, "find_spec", lambda _: None)
+    with pytest.raises(ForeseedError, match=r"pip install 'foreseed\[ray\]'"):
+        on_ray.connect("ray")
+
+
+@pytest.mark.slow
+def test_a_lost_node_costs_a_repeat_and_nothing_else(cluster: Any, hands: Kept, world: World, tmp_path: Path) -> None:
+    """The last of these tests, for the node does not come back."""
+    [node] = cluster.worker_nodes
+    node_id, struck, over = node.node_id, tmp_path / "struck", threading.Event()
+
+    def blow() -> None:
+        import ray
+
+        if ray.get_runtime_context().get_node_id() == node_id:
+            struck.touch()
+            signal.pause()  # until the node is lost
+
+    def remove() -> None:
+        while not struck.exists():
+            if over.wait(0.02):
+                return
+        cluster.remove_node(node, allow_graceful=False)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        values = values_after(world, 2, Struck(hands, blow))
+    finally:
+        over.set()
+        remover.join()
+    assert struck.exists()
+    assert values == values_after(world, 2)

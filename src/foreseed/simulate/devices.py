@@ -26,14 +26,14 @@ from foreseed.wire import NOTHING_HELD, PROGRAM, STATE, OrderMessage, Reply, enc
 
 T = TypeVar("T")
 R = TypeVar("R")
+Work = Callable[["SimulatedDevices", list[T]], Iterable[R]]
+"""What devices in some process make of items."""
 
 
 class Elsewhere(Protocol):
     """Other processes that hold the same devices, and work in place of this one's threads."""
 
-    def share_out(
-        self, work: Callable[[SimulatedDevices, list[T]], Iterable[R]], items: Sequence[T], sizes: Sequence[int]
-    ) -> list[R]:
+    def share_out(self, work: Work[T, R], items: Sequence[T], sizes: Sequence[int]) -> list[R]:
         """What `work` makes of the items there, in their order; each process has some of them, even by their sizes.
 
         It may be done twice, and what it changes stays there: all that it comes to is what it returns.
@@ -158,9 +158,7 @@ class SimulatedDevices:
         done = dict(zip(by_size, self.map(lambda i: self._reply(orders[i], program, values), by_size), strict=True))
         return [done[i] for i in range(len(orders))]
 
-    def _share_out(
-        self, work: Callable[[SimulatedDevices, list[T]], Iterable[R]], items: Sequence[T], devices: Sequence[int]
-    ) -> Iterator[R]:
+    def _share_out(self, work: Work[T, R], items: Sequence[T], devices: Sequence[int]) -> Iterator[R]:
         """Have work done elsewhere on items, each of which is for a device."""
         assert self._elsewhere is not None
         return iter(self._elsewhere.share_out(work, items, self.population.partition.sizes[list(devices)].tolist()))

@@ -12,8 +12,9 @@ import logging
 import os
 import pickle
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ import numpy as np
 import foreseed
 from foreseed.engine import ForeseedError, Program
 from foreseed.methods.task import Task
-from foreseed.simulate.devices import SimulatedDevices
+from foreseed.simulate.devices import SimulatedDevices, Work
 from foreseed.simulate.population import Population
 
 SCHEME = "ray"
@@ -61,38 +62,21 @@ def connect(on: str) -> Any:
 
 
 class Hand:
-    """An actor: it holds all devices, and works for those that it is given."""
+    """All devices in one process, and whoever works for some of them."""
 
-    _task: Task
-    _program: Program
-    """The last one that was not the task's own."""
+    def __init__(self, task: Task, population: Population) -> None:
+        self._task, self._devices = task, SimulatedDevices(task, population)
+        self._program = task.program
+        """The last one that was not the task's own."""
 
-    def __init__(self) -> None:
-        self._devices: SimulatedDevices | None = None
-
-    def ready(self, held: list[Any]) -> tuple[str, str]:
-        """Fetch all that it needs; gives its versions, since the same bits are promised for the same."""
-        self._fetch(held)
-        return versions()
-
-    def do(self, held: list[Any], packed: bytes, share: Sequence[int]) -> list[Any]:
-        """A share of the work that was packed; `held` comes along, for an actor that was started again has nothing."""
-        devices = self._fetch(held)
+    def do(self, packed: bytes, share: Sequence[int]) -> list[Any]:
+        """The work that was packed, for a share of its items."""
         unpickler = pickle.Unpickler(io.BytesIO(packed))
-        unpickler.persistent_load = self._own  # type: ignore[method-assign]
+        unpickler.persistent_load = self._meant  # type: ignore[method-assign]
         work, items = unpickler.load()
-        return list(work(devices, [items[i] for i in share]))
+        return list(work(self._devices, [items[i] for i in share]))
 
-    def _fetch(self, held: list[Any]) -> SimulatedDevices:
-        if self._devices is None:
-            import ray
-
-            self._task, population = ray.get(held)
-            self._program = self._task.program
-            self._devices = SimulatedDevices(self._task, population)
-        return self._devices
-
-    def _own(self, name: _Name) -> Task | Program:
+    def _meant(self, name: _Name) -> Task | Program:
         """What a name stands for; of a program that has not changed the very object that engines were made for."""
         if isinstance(name, str):
             return self._task if name == _TASK else self._task.program
@@ -101,6 +85,48 @@ class Hand:
                 return program
         self._program = Program(*name)
         return self._program
+
+
+def pack(task: Task, work: Work[T, R], items: Sequence[T]) -> bytes:
+    """Work on the task's devices, for any process that has the task."""
+    cloudpickle: Any = import_module("ray.cloudpickle")
+
+    def name(found: Any) -> _Name | None:
+        if found is task:
+            return _TASK
+        if found is task.program:
+            return _PROGRAM
+        return (found.bytes, found.names) if isinstance(found, Program) else None
+
+    packed = io.BytesIO()
+    pickler = cloudpickle.CloudPickler(packed)
+    pickler.persistent_id = name
+    pickler.dump((work, items))
+    return packed.getvalue()
+
+
+class Actor:
+    """A hand on some node. Calls bring along what it holds, for one that was started again has nothing."""
+
+    def __init__(self) -> None:
+        self._hand: Hand | None = None
+
+    def prepare(self, held: list[Any]) -> tuple[str, str]:
+        """Fetch the task and the population; gives its versions."""
+        if self._hand is None:
+            import ray
+
+            self._hand = Hand(*ray.get(held))
+        return versions()
+
+    def do(self, held: list[Any], packed: bytes, share: Sequence[int]) -> list[Any] | ForeseedError:
+        """As a hand does; a mistake of the user's is given back, for Ray would print what is raised."""
+        self.prepare(held)
+        assert self._hand is not None
+        try:
+            return self._hand.do(packed, share)
+        except ForeseedError as error:
+            return error
 
 
 class RayHands:
@@ -115,58 +141,34 @@ class RayHands:
         alone = replace(task, config=task.config.with_({"workers": 1}))
         self._held = [ray.put(alone), ray.put(population)]
         # No core is reserved: an actor of a node that was lost must find room on those that are left.
-        actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(Hand)
-        self._hands = [actor.remote() for _ in range(count)]
+        actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(Actor)
+        self._actors = [actor.remote() for _ in range(count)]
         try:
-            found = self._get([hand.ready.remote(self._held) for hand in self._hands], timeout=_START_TIMEOUT)
+            found = ray.get([actor.prepare.remote(self._held) for actor in self._actors], timeout=_START_TIMEOUT)
         except ray.exceptions.RayError as error:
-            raise ForeseedError(f"--on {on}: no worker could be started ({_last_line(error)})") from None
+            raise ForeseedError(
+                f"--on {on}: no worker could be started ({_last_line(error)}); install the same on every node"
+            ) from None
         for theirs in found:
             check_versions(theirs)
 
-    def share_out(
-        self, work: Callable[[SimulatedDevices, list[T]], Iterable[R]], items: Sequence[T], sizes: Sequence[int]
-    ) -> list[R]:
+    def share_out(self, work: Work[T, R], items: Sequence[T], sizes: Sequence[int]) -> list[R]:
         """What `work` makes of the items there, in their order; each actor is called once."""
-        packed = self._pack((work, items))
+        packed = pack(self._task, work, items)
         at = packed if len(packed) <= _SMALL else self._ray.put(packed)
-        shares = [share for share in _balanced(sizes, len(self._hands)) if share]
-        results = self._get(
-            [hand.do.remote(self._held, at, share) for hand, share in zip(self._hands, shares, strict=False)]
-        )
-        found = {
-            i: one for share, some in zip(shares, results, strict=True) for i, one in zip(share, some, strict=True)
-        }
+        shares = [share for share in balanced(sizes, len(self._actors)) if share]
+        called = zip(self._actors, shares, strict=False)
+        results = self._ray.get([actor.do.remote(self._held, at, share) for actor, share in called])
+        found: dict[int, R] = {}
+        for share, some in zip(shares, results, strict=True):
+            if isinstance(some, ForeseedError):
+                raise some
+            found |= zip(share, some, strict=True)
         return [found[i] for i in range(len(items))]
 
-    def _pack(self, work: Any) -> bytes:
-        """All of it but what every actor has."""
-        packed = io.BytesIO()
-        pickler = self._ray.cloudpickle.CloudPickler(packed)
-        pickler.persistent_id = self._name
-        pickler.dump(work)
-        return packed.getvalue()
-
-    def _name(self, found: Any) -> _Name | None:
-        """What travels in place of an object that actors have, or may have."""
-        if found is self._task:
-            return _TASK
-        if found is self._task.program:
-            return _PROGRAM
-        return (found.bytes, found.names) if isinstance(found, Program) else None
-
-    def _get(self, futures: list[Any], timeout: float | None = None) -> list[Any]:
-        """Results of actors; a mistake of the user's is the same sentence wherever it was found."""
-        try:
-            return list(self._ray.get(futures, timeout=timeout))
-        except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, ForeseedError):
-                raise error.cause from None
-            raise
-
     def close(self) -> None:
-        for hand in self._hands:
-            self._ray.kill(hand)
+        for actor in self._actors:
+            self._ray.kill(actor)
 
 
 def versions() -> tuple[str, str]:
@@ -195,7 +197,7 @@ def _check_room(ray: Any, population: Population) -> None:
             )
 
 
-def _balanced(sizes: Sequence[int], shares: int) -> list[list[int]]:
+def balanced(sizes: Sequence[int], shares: int) -> list[list[int]]:
     """The numbers of items of these sizes in so many shares, the largest first and each to the lightest share."""
     found: list[list[int]] = [[] for _ in range(shares)]
     loads = np.zeros(shares)
