@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import secrets
 import signal
 import tempfile
 import threading
@@ -19,11 +21,13 @@ import pytest
 from foreseed.cli import main
 from foreseed.config import methods
 from foreseed.engine import ForeseedError
+from foreseed.runs import Progress
 from foreseed.simulate import SimulatedDevices, on_ray, run_simulated
 from foreseed.simulate.devices import Elsewhere, Work
 from foreseed.simulate.on_ray import Hand, RayHands, balanced, pack
 from foreseed.sweep import run_configs
-from foreseed.sweep.on_ray import run_whole
+from foreseed.sweep.on_ray import pack as pack_folder
+from foreseed.sweep.on_ray import run_whole, unpack
 from tests.simulate.small import WITH_BATCH_NORM, World, make_world, outcome, small_config
 
 
@@ -106,8 +110,8 @@ def cluster() -> Iterator[Any]:
     ):
         warnings.simplefilter("ignore")  # Ray's own
         for name, value in {
-            "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled",
-            "RAY_TMPDIR": folder, "PYTHONPATH": path,
+            "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": folder, "PYTHONPATH": path,
         }.items():  # fmt: skip
             patch.setenv(name, value)
         import ray
@@ -220,6 +224,25 @@ def test_whole_runs_come_back_as_folders(cluster: Any, bars: Path, tmp_path: Pat
     assert "exists and is not empty" in str(taken)
 
 
+def test_a_run_that_was_stopped_goes_on_elsewhere(bars: Path, tmp_path: Path) -> None:
+    config, stopped, there = small_config(bars), tmp_path / "stopped", tmp_path / "there"
+
+    def stop(progress: Progress) -> None:
+        if progress.row is not None and progress.row.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_simulated(config, stopped, watch=stop)
+    packed = run_whole(config, pack_folder(stopped), on_ray.versions())
+    assert isinstance(packed, bytes)
+    unpack(packed, there)
+    run_simulated(config, tmp_path / "whole")
+    assert outcome(there) == outcome(tmp_path / "whole")
+    # The rounds before it was stopped were not run again.
+    seconds = [[json.loads(line)["seconds"] for line in open(at / "metrics.jsonl")][:2] for at in (there, stopped)]
+    assert seconds[0] == seconds[1]
+
+
 @pytest.mark.slow
 def test_a_run_on_ray_is_the_run_on_threads(cluster: Any, bars: Path, tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
@@ -227,6 +250,18 @@ def test_a_run_on_ray_is_the_run_on_threads(cluster: Any, bars: Path, tmp_path: 
     assert main(["run", str(file), "--out", str(tmp_path / "here"), "-q"]) == 0
     assert main(["run", str(file), "--out", str(tmp_path / "there"), "-q", "--on", "ray"]) == 0
     assert outcome(tmp_path / "there") == outcome(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_ray_is_measured_beside_threads(cluster: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ray", "--rounds", "1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["workers"] for row in result["overhead"]] == [1, 2]
+    for row in result["overhead"]:
+        assert row["overhead_ms"] == row["ray_ms"] - row["threads_ms"]
+        assert min(row["ray_ms"], row["threads_ms"]) > 0
+    assert min(result["gain"].values()) > 0
+    assert result["devices"] == 10
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ from foreseed.data import load, picture
 from foreseed.methods import Task, make_task
 from foreseed.prune import Step
 from foreseed.runs import Summary, Watch, prune_watch, run
-from foreseed.simulate.devices import Elsewhere, SimulatedDevices
+from foreseed.simulate.devices import SimulatedDevices
 from foreseed.simulate.example import Example
+from foreseed.simulate.on_ray import RayHands, connect
 from foreseed.simulate.population import Population
 
 Prepared = tuple[Task, Population]
@@ -48,12 +49,16 @@ def run_simulated(
 
     def task_and_devices(config: Config) -> tuple[Task, SimulatedDevices]:
         nonlocal population
+        if on:
+            connect(on)  # pruning takes its time, and an address may be wrong
         task, population = prepared or prepare(config, prune_watch(config, watch))
         task = replace(task, config=config)
         if like is not None:
             population = population.renumbered(like.holders(population.partition.sizes.tolist()))
         participants = None if like is None else like.participants
-        return task, SimulatedDevices(task, population, participants, elsewhere=_elsewhere(on, task, population))
+        return task, SimulatedDevices(
+            task, population, participants, elsewhere=RayHands(on, task, population) if on else None
+        )
 
     check = None if like is None else like.check
     summary = run(config, folder, task_and_devices, resume=resume, at=at, changes=changes, watch=watch, check=check)
@@ -61,11 +66,3 @@ def run_simulated(
         if not (folder / "figures" / name).exists():
             picture(population.partition, population.classes, folder / "figures" / name)
     return summary
-
-
-def _elsewhere(on: str, task: Task, population: Population) -> Elsewhere | None:
-    if not on:
-        return None
-    from foreseed.simulate.on_ray import RayHands
-
-    return RayHands(on, task, population)

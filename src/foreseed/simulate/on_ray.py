@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import platform
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -34,31 +35,49 @@ _Name = str | tuple[bytes, Sequence[str]]
 """What every actor has, or a program."""
 _SMALL = 100_000
 """Bytes that go along with a call: Ray would put larger ones into the object store, once for each call."""
+_REACH_TIMEOUT = 10.0
+"""Seconds for the head of a cluster to answer."""
 _START_TIMEOUT = 600.0
 """Seconds for the actors to be there."""
 
 
 def connect(on: str) -> Any:
-    """Ray itself, joined to the cluster at `ray://address`, or to one of this machine's own for plain `ray`."""
-    scheme, _, address = on.partition("://")
-    if scheme != SCHEME or (not address and on != SCHEME):
-        raise ForeseedError(f"--on {on}: expected ray, or ray://HOST:PORT of a cluster that is there")
+    """Ray itself, joined to the cluster at `ray://HOST:PORT`, or to one of this machine's own for plain `ray`."""
+    scheme, separator, address = on.partition("://")
+    host, colon, port = address.rpartition(":")
+    if scheme != SCHEME or (separator and not (host and colon and port.isdecimal())) or (on != SCHEME and not address):
+        raise ForeseedError(f"--on {on}: expected ray, or ray://HOST:PORT of the head of a cluster")
     if find_spec("ray") is None:
-        raise ForeseedError("--on ray needs Ray, which is not installed; pip install 'foreseed[ray]'")
+        raise ForeseedError(f"--on {on} needs Ray, which is not installed; pip install 'foreseed[ray]'")
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}.items():
         os.environ.setdefault(name, value)
     import ray
 
     if not ray.is_initialized():
+        if address:
+            _check_reachable(on, host, int(port))
         try:
             ray.init(
                 address=address or "local", include_dashboard=None if address else False, log_to_driver=False,
-                logging_level=logging.ERROR,
+                logging_level=logging.CRITICAL,
             )  # fmt: skip
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise ForeseedError(f"--on {on}: Ray says: {reason}; check the address and both ends' versions") from None
+            raise ForeseedError(
+                f"--on {on}: {reason}; this machine has to be a node of the cluster, with the same Ray and Python and, "
+                "if it asks for one, its token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
+            ) from None
     return ray
+
+
+def _check_reachable(on: str, host: str, port: int) -> None:
+    """Ray itself would try for many minutes."""
+    try:
+        socket.create_connection((host, port), timeout=_REACH_TIMEOUT).close()
+    except (OSError, OverflowError) as error:
+        raise ForeseedError(
+            f"--on {on}: no cluster answers there ({error}); `ray start --head` prints the address"
+        ) from None
 
 
 class Hand:
