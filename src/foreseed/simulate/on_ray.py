@@ -63,10 +63,13 @@ def connect(on: str) -> Any:
             )  # fmt: skip
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise ForeseedError(
-                f"--on {on}: {reason}; this machine has to be a node of the cluster, with the same Ray and Python and, "
-                "if it asks for one, its token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
-            ) from None
+            remedy = (
+                "install the same on every node"
+                if "Version mismatch" in reason
+                else "this machine has to be a node of the cluster and, if that asks for one, have its token "
+                "(RAY_AUTH_MODE=token, RAY_AUTH_TOKEN)"
+            )
+            raise ForeseedError(f"--on {on}: {reason}; {remedy}") from None
     return ray
 
 
