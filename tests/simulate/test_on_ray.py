@@ -31,6 +31,23 @@ from foreseed.sweep.on_ray import run_whole, unpack
 from tests.simulate.small import WITH_BATCH_NORM, World, make_world, outcome, small_config
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """For Ray, which reads it when it is loaded: a token and a folder of its own; its workers find the tests."""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    # Sockets lie in the folder, and their paths must be short.
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in {
+            "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": folder, "PYTHONPATH": path,
+        }.items():  # fmt: skip
+            patch.setenv(name, value)
+        yield
+
+
 def values_after(world: World, rounds: int, elsewhere: Elsewhere | None = None) -> bytes:
     method, devices = methods()[world.config.method], SimulatedDevices(*world, elsewhere=elsewhere)
     try:
@@ -100,20 +117,9 @@ def test_shares_are_even_and_complete() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes of one core each; tests must be found by their workers."""
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    # Sockets lie in the folder, and their paths must be short.
-    with (
-        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
-        pytest.MonkeyPatch.context() as patch,
-        warnings.catch_warnings(),
-    ):
+    """Two nodes of one core each."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
-        for name, value in {
-            "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": folder, "PYTHONPATH": path,
-        }.items():  # fmt: skip
-            patch.setenv(name, value)
         import ray
         from ray.cluster_utils import Cluster
 
