@@ -1,4 +1,4 @@
-"""`foreseed bench`: engine, code, instructions, memory, prune, pruners, simulator, signs, estimate, liars and fleet."""
+"""`foreseed bench`: the engine, what devices need, pruners, the simulator, Ray, estimates, liars and fleets."""
 
 from __future__ import annotations
 
@@ -235,6 +235,37 @@ def simulator(
         return
     print(
         f"{result['overhead_ms']:.3f} ms a device and round outside the engine, {result['engine_ms']:.3f} ms inside it"
+    )
+
+
+@app.command()
+def ray(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each contender; the best ones count.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """What Ray on this machine adds to a device and round beside threads, and what a second worker gains.
+
+    Example: foreseed bench ray --rounds 100
+    """
+    _need_engine()
+    from foreseed.bench.ray import bench_ray
+
+    with progress_lines() as progress:
+        result = bench_ray(rounds, progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    k, gain = result["k"], result["gain"]
+    for row in result["overhead"]:
+        many = "1 worker" if row["workers"] == 1 else f"{row['workers']} workers"
+        print(
+            f"{many}: Ray adds {row['overhead_ms']:.2f} ms to a device and round (threads take "
+            f"{row['threads_ms']:.2f} ms, Ray {row['ray_ms']:.2f} ms, K = {k['overhead']})"
+        )
+    print(
+        f"two workers of Ray are {gain['ray']:.2f} times as fast as one; two threads, {gain['threads']:.2f} times "
+        f"(K = {k['gain']})\nLeNet-5 at density 0.1, {result['devices']} devices a round with "
+        f"{result['samples_per_device']:.0f} images each; the best of {result['rounds']} rounds"
     )
 
 

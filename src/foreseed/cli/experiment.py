@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +14,9 @@ from rich.table import Table
 
 from foreseed.config import Config, ConfigError, arms, load
 from foreseed.engine import Program
+
+if TYPE_CHECKING:
+    from foreseed.runs import Summary
 
 # Heavy rooms (torch, matplotlib) are imported by the commands that need them: `--help` stays quick.
 
@@ -32,6 +35,13 @@ Resume = Annotated[
 At = Annotated[
     int | None,
     typer.Option(metavar="ROUND", min=1, help="With --resume: go back to this round (`foreseed runs RUN` lists them)."),
+]
+On = Annotated[
+    str,
+    typer.Option(
+        metavar="ray[://HOST:PORT]",
+        help="Compute on Ray: on this machine alone, or on the cluster that it is a node of.",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and no words on the result.")]
 
@@ -61,6 +71,7 @@ def run(
         Path | None, typer.Option(help="A served run's folder: ask the devices that answered there, round by round.")
     ] = None,
     track: Track = "",
+    on: On = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -71,7 +82,7 @@ def run(
     One that went wrong: foreseed run --out runs/k100 --resume --at 40 train.lr=0.001
     """
     asked = ask(tracked(words, track), out, resume, at)
-    summary = run_one(asked, quiet or as_json, like, described(asked, words or []))
+    summary = run_one(asked, quiet or as_json, like, described(asked, words or []), on)
     folder = asked.folder
     finish([folder], folder, as_json, summary, explained=not quiet)
 
@@ -88,6 +99,7 @@ def compare(
     out: Out = None,
     resume: Annotated[bool, typer.Option(help="Go on with a comparison that was stopped or killed.")] = False,
     track: Track = "",
+    on: On = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -100,11 +112,14 @@ def compare(
     runs = _arms(tracked(words, track), methods, pruners, seeds)
     kinds = dict.fromkeys(arm.prune.pruner if pruners else arm.method for arm in runs)
     folder = out or Path("runs") / "-vs-".join(kinds)
-    summaries, folders = [], []
-    for arm in runs:
-        folders.append(folder / arm.run_name)
-        going_on = resume and (folders[-1] / "config.toml").exists()
-        summaries.append(run_one(Asked(arm, folders[-1], going_on), quiet or as_json))
+    folders = [folder / arm.run_name for arm in runs]
+    if on:
+        summaries = [summary.model_dump() for summary in whole_runs(runs, folders, on, quiet or as_json, resume)]
+    else:
+        summaries = [
+            run_one(Asked(arm, place, resume and (place / "config.toml").exists()), quiet or as_json)
+            for arm, place in zip(runs, folders, strict=True)
+        ]
     finish(folders, folder, as_json, summaries, explained=not quiet)
 
 
@@ -147,14 +162,38 @@ def prune(
     console.print(f"mask: {out}")
 
 
-def run_one(asked: Asked, quiet: bool, like: Path | None = None, first: Sequence[str] = ()) -> dict[str, Any]:
+def run_one(
+    asked: Asked, quiet: bool, like: Path | None = None, first: Sequence[str] = (), on: str = ""
+) -> dict[str, Any]:
+    """Run what was asked for on simulated devices, with a live line; returns the summary."""
     from foreseed.cli.progress import Watcher
     from foreseed.simulate import read_example, run_simulated
 
     example = None if like is None else read_example(like, asked.config)
     with Watcher(Console(stderr=True), quiet, first) as watch:
-        summary = run_simulated(asked.config, asked.folder, **asked.how, watch=watch, like=example)
+        summary = run_simulated(asked.config, asked.folder, **asked.how, watch=watch, like=example, on=on)
     return summary.model_dump()
+
+
+def whole_runs(
+    configs: Sequence[Config], folders: Sequence[Path], on: str, quiet: bool, resume: bool = True
+) -> list[Summary]:
+    """Runs side by side on Ray, with a line for each that ends; with `resume`, finished ones are not run again."""
+    from foreseed.sweep import run_configs
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    summaries: dict[int, Summary] = {}
+
+    def told(index: int, outcome: Summary | str) -> None:
+        if isinstance(outcome, str):
+            raise ConfigError(outcome)
+        summaries[index] = outcome
+        if not quiet:
+            said = f"{configs[index].run_name}: {100 * outcome.last_mean_accuracy:.1f} %"
+            console.print(f"{len(summaries)}/{len(configs)} {said}", soft_wrap=True)
+
+    run_configs(list(zip(configs, folders, strict=True)), told, on=on, resume=resume)
+    return [summaries[index] for index in range(len(configs))]
 
 
 def finish(runs: list[Path], folder: Path, as_json: bool, result: Any, explained: bool = False) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foreseed.cli.bench import progress_lines
-from foreseed.cli.experiment import Asked, Json, Quiet, run_one
+from foreseed.cli.experiment import Asked, Json, On, Quiet, run_one, whole_runs
 from foreseed.config import Config, ConfigError
 
 NONE = "–"
@@ -33,6 +33,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Where runs lie; what is finished there is not run again.")] = Path(
         "runs/paper"
     ),
+    on: On = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -54,8 +55,10 @@ def reproduce(
         raise ConfigError(f"{' '.join(names)}: expected one table or figure at a time")
     item = find_item(names[0])
     if item.arms:
-        _train(item, arms, overrides, out, as_json, quiet)
+        _train(item, arms, overrides, out, on, as_json, quiet)
     else:
+        if on:
+            raise ConfigError(f"--on {on}: {item.name} is measured on this machine; leave --on out")
         _measure(item, overrides, as_json)
 
 
@@ -68,15 +71,17 @@ def _chosen(item: Item, wanted: str) -> list[PaperArm]:
     return found
 
 
-def _train(item: Item, wanted: str, overrides: list[str], out: Path, as_json: bool, quiet: bool) -> None:
+def _train(item: Item, wanted: str, overrides: list[str], out: Path, on: str, as_json: bool, quiet: bool) -> None:
     from foreseed.paper import comparison_rows
     from foreseed.report import write_report
 
     arms = _chosen(item, wanted)
     configs = [arm.config(overrides) for arm in arms]  # all are checked before the first is run
-    folders, summaries = [out / config.run_name for config in configs], []
-    for config, folder in zip(configs, folders, strict=True):
-        summaries.append(_summary(config, folder, quiet or as_json))
+    folders = [out / config.run_name for config in configs]
+    if on:
+        summaries = whole_runs(configs, folders, on, quiet or as_json)
+    else:
+        summaries = [_summary(config, at, quiet or as_json) for config, at in zip(configs, folders, strict=True)]
     rows, page = comparison_rows(arms, summaries), write_report(folders, out / item.name)
     if as_json:
         print(json.dumps({"item": item.name, "report": str(page), "arms": [row.as_json() for row in rows]}))

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from foreseed.cli.experiment import Json, Quiet, file_and_overrides, seed_numbers
+from foreseed.cli.experiment import Json, On, Quiet, file_and_overrides, seed_numbers
 from foreseed.config import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def sweep(
     seeds: Annotated[str, typer.Option(help="Seeds to repeat every setting with, such as 0,1,2.")] = "",
     jobs: Annotated[int, typer.Option(min=0, help="Runs at a time, each on a core; 0 = as many as cores.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Where runs and report go; runs/sweep if not given.")] = None,
+    on: On = "",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -53,7 +54,7 @@ def sweep(
         if not (quiet or as_json):
             console.print(f"{done}/{len(found)} {outcome.point.named.name}: {_said(outcome)}", soft_wrap=True)
 
-    outcomes = run_all(found, folder, jobs or os.cpu_count() or 1, told)
+    outcomes = run_all(found, folder, jobs or os.cpu_count() or 1, told, on)
     finished = [outcome for outcome in outcomes if outcome.summary is not None]
     if not finished:
         raise ConfigError(f"none of {len(outcomes)} runs came to its end; the first said: {outcomes[0].failure}")

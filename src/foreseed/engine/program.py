@@ -54,12 +54,16 @@ class Program(ProgramHead):
             except ValueError as error:
                 raise ProgramError(f"op {i} of the program is not one that this foreseed knows: {error}") from None
         self.ops: tuple[Op, ...] = tuple(ops)
-        self._names = tuple(names) if len(names) == n_ops else ()
+        self.names = tuple(names) if len(names) == n_ops else ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What is worked out from the bytes holds functions, which do not travel between processes.
+        return Program, (self.bytes, self.names)
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """Every op with what it reads, makes and holds."""
-        return tuple(walk(self.ops, self.input_shape, self._names))
+        return tuple(walk(self.ops, self.input_shape, self.names))
 
     def layers(self) -> list[Layer]:
         """Name, shape, live weights and MACs of every op."""
@@ -123,7 +127,7 @@ class Program(ProgramHead):
         """Write `model.fsp`, with the names of the classes if they are given; it is there whole or not at all."""
         raw, raw_stats = _floats(values, self.n_live, "values"), _floats(stats, self.n_stats, "statistics")
         self.check_stats(array("f", raw_stats))
-        about = {key: names for key, names in (("layers", self._names), ("classes", tuple(classes))) if names}
+        about = {key: names for key, names in (("layers", self.names), ("classes", tuple(classes))) if names}
         meta = json.dumps(about).encode() if about else b""
         body = b"".join(
             (

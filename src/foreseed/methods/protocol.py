@@ -152,10 +152,13 @@ class Devices(Protocol):
         """The exact gradient of each device's mean loss, in place of values that were trained."""
 
     def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]:
-        """A method's own work by backpropagation through this program, on some devices, in their order."""
+        """A method's own work by backpropagation through this program, on some devices, in their order.
+
+        It may be done on another machine, and twice: what it returns counts, and what it changes is lost.
+        """
 
     def probe(self, program: Program, devices: Sequence[int], work: Callable[[Prober], R]) -> Iterator[R]:
-        """A method's own work by forward passes of this program, on some devices, in their order."""
+        """A method's own work by forward passes of this program, on some devices, in their order; as in `visit`."""
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """Results in the order of the items; the work is shared out over the cores."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,20 @@ from foreseed.wire import NOTHING_HELD, PROGRAM, STATE, OrderMessage, Reply, enc
 
 T = TypeVar("T")
 R = TypeVar("R")
+Work = Callable[["SimulatedDevices", list[T]], Iterable[R]]
+"""What devices in some process make of items."""
+
+
+class Elsewhere(Protocol):
+    """Other processes that hold the same devices, and work in place of this one's threads."""
+
+    def share_out(self, work: Work[T, R], items: Sequence[T], sizes: Sequence[int]) -> list[R]:
+        """What `work` makes of the items there, in their order; each process has some of them, even by their sizes.
+
+        It may be done twice, and what it changes stays there: all that it comes to is what it returns.
+        """
+
+    def close(self) -> None: ...
 
 
 class SimulatedDevices:
@@ -36,14 +51,18 @@ class SimulatedDevices:
         population: Population,
         participants: Sequence[Sequence[int]] | None = None,
         workers: Workers | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """`participants` of every round, to go through a run of real devices again; sampled, if not given."""
         self.task, self.population, self.participants = task, population, participants
+        self._elsewhere = elsewhere
         self._workers = workers or Workers(task)
         self._trainer: tuple[Program | None, LocalTrainer | None] = (None, None)
 
     def close(self) -> None:
         self._workers.close()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         return self._workers.map(work, items)
@@ -78,12 +97,18 @@ class SimulatedDevices:
         return Traffic(up, down, {"refused": refused} if refused else {})
 
     def visit(self, program: Program, devices: Sequence[int], work: Callable[[Local], R]) -> Iterator[R]:
+        if self._elsewhere is not None:
+            return self._share_out(lambda there, some: there.visit(program, some, work), devices, devices)
         self._prepare_trainer(program)
-        yield from self.map(
-            lambda device: work(Local(device, *self.population.images(device), self._own_trainer(program))), devices
-        )
+
+        def visited(device: int) -> R:
+            return work(Local(device, *self.population.images(device), self._own_trainer(program)))
+
+        return iter(self.map(visited, devices))
 
     def probe(self, program: Program, devices: Sequence[int], work: Callable[[Prober], R]) -> Iterator[R]:
+        if self._elsewhere is not None:
+            return self._share_out(lambda there, some: there.probe(program, some, work), devices, devices)
         exact = self.task.config.engine == "exact"
         if exact:
             self._prepare_trainer(program)
@@ -93,7 +118,7 @@ class SimulatedDevices:
                 return ExactProber(device, *self.population.images(device), self._own_trainer(program))
             return EngineProber(device, self.population.rows(device), self._workers.engine(program))
 
-        yield from self.map(lambda device: work(prober(device)), devices)
+        return iter(self.map(lambda device: work(prober(device)), devices))
 
     def train(self, job: Job) -> Iterator[LocalResult]:
         config = self.task.config
@@ -105,6 +130,11 @@ class SimulatedDevices:
         return self.visit(job.program, job.devices, trained_by)
 
     def gradients(self, job: Job) -> Iterator[LocalResult]:
+        if self._elsewhere is not None:
+            return self._share_out(
+                lambda there, some: there.gradients(replace(job, devices=some)), job.devices, job.devices
+            )
+
         def gradient(local: Local) -> LocalResult:
             stats = self._batch_stats(job.program, job.values, local.device)
             parts, loss = local.trainer.gradient(
@@ -117,6 +147,9 @@ class SimulatedDevices:
 
     def replies(self, orders: Sequence[OrderMessage], program: Program, values: Vector) -> list[Reply]:
         """Every device's reply. All of them hold the server's values (a catch-up proves that by its hash)."""
+        if self._elsewhere is not None:
+            asked = [order.device for order in orders]
+            return list(self._share_out(lambda there, some: there.replies(some, program, values), orders, asked))
         if self.task.config.engine == "exact":
             self._prepare_trainer(program)
         # The largest shards first, so that no thread is left with one at the end.
@@ -124,6 +157,11 @@ class SimulatedDevices:
         by_size = sorted(range(len(orders)), key=lambda i: -int(sizes[orders[i].device]))
         done = dict(zip(by_size, self.map(lambda i: self._reply(orders[i], program, values), by_size), strict=True))
         return [done[i] for i in range(len(orders))]
+
+    def _share_out(self, work: Work[T, R], items: Sequence[T], devices: Sequence[int]) -> Iterator[R]:
+        """Have work done elsewhere on items, each of which is for a device."""
+        assert self._elsewhere is not None
+        return iter(self._elsewhere.share_out(work, items, self.population.partition.sizes[list(devices)].tolist()))
 
     def _reply(self, message: OrderMessage, program: Program, values: Vector) -> Reply:
         order, stats = Order.of(message), self._batch_stats(program, values, message.device)

@@ -14,6 +14,7 @@ from foreseed.prune import Step
 from foreseed.runs import Summary, Watch, prune_watch, run
 from foreseed.simulate.devices import SimulatedDevices
 from foreseed.simulate.example import Example
+from foreseed.simulate.on_ray import RayHands, connect
 from foreseed.simulate.population import Population
 
 Prepared = tuple[Task, Population]
@@ -36,23 +37,28 @@ def run_simulated(
     watch: Watch | None = None,
     like: Example | None = None,
     prepared: Prepared | None = None,
+    on: str = "",
 ) -> Summary:
     """Run a config on simulated devices in a folder; with `resume`, go on where a killed run was.
 
     `at` and `changes`, and all that is done to a folder, are those of `foreseed.runs.run`. `like` is a run whose
     devices are asked, round by round, each with the images that it had there. What was `prepared` may be shared by
-    several runs.
+    several runs. `on` is a Ray cluster that works for the devices (`foreseed.simulate.on_ray`); threads do, if not.
     """
     population: Population
 
     def task_and_devices(config: Config) -> tuple[Task, SimulatedDevices]:
         nonlocal population
+        if on:
+            connect(on)  # pruning takes its time, and an address may be wrong
         task, population = prepared or prepare(config, prune_watch(config, watch))
         task = replace(task, config=config)
-        if like is None:
-            return task, SimulatedDevices(task, population)
-        population = population.renumbered(like.holders(population.partition.sizes.tolist()))
-        return task, SimulatedDevices(task, population, like.participants)
+        if like is not None:
+            population = population.renumbered(like.holders(population.partition.sizes.tolist()))
+        participants = None if like is None else like.participants
+        return task, SimulatedDevices(
+            task, population, participants, elsewhere=RayHands(on, task, population) if on else None
+        )
 
     check = None if like is None else like.check
     summary = run(config, folder, task_and_devices, resume=resume, at=at, changes=changes, watch=watch, check=check)

@@ -5,3 +5,4 @@ from foreseed.sweep.points import make_points as make_points
 from foreseed.sweep.points import parse_axes as parse_axes
 from foreseed.sweep.running import Outcome as Outcome
 from foreseed.sweep.running import run_all as run_all
+from foreseed.sweep.running import run_configs as run_configs
