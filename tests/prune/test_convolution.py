@@ -60,12 +60,12 @@ def test_what_cannot_gain_is_left_to_torch(images, dtype, monkeypatch) -> None:
     assert torch.equal(got, layer(x))
 
 
-pairs = st.tuples(st.integers(1, 5), st.integers(1, 5))
+pairs, many = (st.tuples(st.integers(1, most), st.integers(1, most)) for most in (5, 20))
 
 
 @pytest.mark.usefixtures("fast")
 @given(
-    images=st.integers(0, 9), channels=pairs, size=st.tuples(st.integers(1, 20), st.integers(1, 20)), kernel=pairs,
+    images=st.integers(0, 9), channels=many, size=many, kernel=pairs,
     stride=st.tuples(st.integers(1, 3), st.integers(1, 3)), padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
     bias=st.booleans(), density=st.sampled_from([0.0, 0.1, 0.6, 1.0]), seed=st.integers(0, 9),
 )  # fmt: skip

@@ -50,7 +50,7 @@ static void convolve(const uint32_t s[8]) {
 int main(void) {
     /* images, channels in and out, rows, columns, kernel, stride, padding */
     static const uint32_t shapes[][8] = {
-        {4, 3, 6, 32, 32, 5, 1, 0}, {5, 6, 16, 14, 14, 5, 1, 0}, {7, 4, 5, 9, 11, 3, 1, 1},  {4, 4, 8, 16, 16, 3, 2, 1},
+        {4, 3, 6, 32, 32, 5, 1, 0}, {5, 6, 16, 14, 14, 5, 1, 0}, {7, 20, 18, 9, 11, 3, 1, 1}, {4, 33, 17, 8, 8, 3, 2, 1},
         {6, 4, 8, 16, 16, 1, 2, 0}, {1, 2, 3, 7, 13, 4, 3, 2},   {4, 2, 2, 1, 1, 1, 1, 0},   {9, 1, 1, 3, 30, 2, 3, 4},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) convolve(shapes[i]);
