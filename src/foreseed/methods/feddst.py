@@ -70,10 +70,6 @@ class State(moving_mask.State):
     layout: Layout = field(metadata=UNSAVED)
     counts: list[int] = field(metadata=UNSAVED)
     """Weights that live in each layer."""
-    version: int = 0
-    """Masks so far; the first is everybody's."""
-    held: npt.NDArray[np.int64]
-    """The version of the mask that each device was last sent."""
     epochs: npt.NDArray[np.int64]
     """Local epochs of each device so far."""
 
@@ -113,8 +109,7 @@ def init(task: Task) -> State:
             "leave it out to readjust after the last"
         )
     begun = start(task, layout, layers_kept(layout, np.abs(task.values), counts))
-    held, epochs = (np.zeros(config.data.devices, np.int64) for _ in range(2))
-    return State(**vars(begun), layout=layout, counts=counts, held=held, epochs=epochs)
+    return State(**vars(begun), layout=layout, counts=counts, epochs=np.zeros(config.data.devices, np.int64))
 
 
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
@@ -125,15 +120,12 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
     updates = list(devices.visit(task.program, chosen, lambda local: client_update(task, state, lr, local)))
 
     # Down: live values; the mask too, to whoever has another. Up: live values, and a mask that has moved.
-    stale = int((state.held[chosen] != state.version).sum())
-    down = len(chosen) * layout.value_bytes(state.live) + stale * layout.mask_bytes
+    down = len(chosen) * layout.value_bytes(state.live) + state.send(chosen) * layout.mask_bytes
     up = sum(layout.value_bytes(u.live) + (layout.mask_bytes if u.readjusted else 0) for u in updates)
     work = sum((_work(layout, state.live, t.epochs, t.batch, u) for u in updates), Work())
-    state.held[chosen] = state.version
     state.epochs[chosen] += t.epochs
 
     weights, live = combine(task, state, updates)
-    state.version += not np.array_equal(live, state.live)
     state.move(layout, weights, live, t.ema)
     state.stats = aggregate((u.samples, u.stats) for u in updates)
     state.done = number

@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from math import cos, exp, fsum, pi
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from foreseed.config import ConfigError, Method, Table, enter
@@ -32,10 +30,10 @@ from foreseed.config.schema import Count
 from foreseed.draws import Draws
 from foreseed.engine import Engine, Samples
 from foreseed.meter import DeviceMemory, Work, bp_memory
-from foreseed.methods import fedavg, moving_mask
+from foreseed.methods import fedavg
 from foreseed.methods.fedavg import aggregate, begin
 from foreseed.methods.layer_counts import share_out
-from foreseed.methods.moving_mask import Layer, Layout, Live, largest, layers_kept, start
+from foreseed.methods.moving_mask import Layer, Layout, Live, State, largest, layers_kept, start
 from foreseed.methods.protocol import Devices, Local, RoundResult, Traffic, Vector
 from foreseed.methods.task import Task, records
 
@@ -65,16 +63,6 @@ class Settings(Table):
     )
 
 
-@dataclass
-class State(moving_mask.State):
-    """What goes from round to round."""
-
-    masks: int = 1
-    """The number of the mask in force."""
-    held: npt.NDArray[np.int64] = field(kw_only=True)
-    """The number of the mask that each device holds; 0 for none."""
-
-
 class Report(NamedTuple):
     """What a device comes back with."""
 
@@ -96,7 +84,7 @@ def init(task: Task) -> State:
         )
     layout = Layout(task.program)
     first = candidate_masks(task, layout)[0]
-    return State(**vars(start(task, layout, first)), held=np.zeros(task.config.data.devices, np.int64))
+    return start(task, layout, first, known=False)
 
 
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
@@ -122,19 +110,17 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
     weights = aggregate((report.samples, report.values) for report in reports)
     state.stats = aggregate((report.samples, report.stats) for report in reports)
     # Live values and statistics both ways; the mask to those that hold another; places and gradients of what may grow.
-    new = int((state.held[chosen] != state.masks).sum())
     pairs = sum(count for _, count in moving)
     traffic = Traffic(
         up + len(reports) * (layout.value_bytes(live) + 8 * pairs),
-        down + len(reports) * layout.value_bytes(live) + new * layout.mask_bytes,
+        down + len(reports) * layout.value_bytes(live) + state.send(chosen) * layout.mask_bytes,
     )
-    state.held[chosen] = state.masks
     for report in reports:
         work += layout.work(live, 3 * t.epochs * report.samples)
         work += growth_work(layout, live, moving, min(t.batch, report.samples))
     if moving:
         gradient = aggregate((report.samples, report.gradient) for report in reports)
-        live, state.masks = readjusted(live, weights, gradient, moving), state.masks + 1
+        live = readjusted(live, weights, gradient, moving)
     state.move(layout, weights, live, t.ema)
     state.done = number
     samples = sum(report.samples for report in reports)

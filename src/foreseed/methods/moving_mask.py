@@ -8,7 +8,7 @@ and what costs are counted by.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -119,6 +119,10 @@ class State:
     stats: Vector
     average: Vector | None
     """The weights' moving average, for evaluation only."""
+    held: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The version of the mask that each device was last sent; -1 for none."""
+    version: int = 0
+    """Masks before the one in force."""
     done: int = 0
     """Rounds so far."""
 
@@ -130,19 +134,27 @@ class State:
     def ema(self) -> Vector | None:
         return None if self.average is None else self.average[self.live]
 
+    def send(self, devices: Sequence[int]) -> int:
+        """Note that these devices get the mask in force; how many of them had another."""
+        stale = int((self.held[devices] != self.version).sum())
+        self.held[devices] = self.version
+        return stale
+
     def move(self, layout: Layout, weights: Vector, live: Live, ema: float) -> None:
         """Take other weights and another mask."""
         if not np.array_equal(live, self.live):
             self.program, self.live = layout.pruned(live), live.copy()
+            self.version += 1
         self.weights = np.where(live, weights, np.float32(0))
         self.average = moving_average(self.average, self.weights, ema)
 
 
-def start(task: Task, layout: Layout, live: Live) -> State:
-    """The task's own initial weights under a mask."""
+def start(task: Task, layout: Layout, live: Live, known: bool = True) -> State:
+    """The task's own initial weights under a mask, which devices find by themselves if it is `known`."""
     weights = np.where(live, task.values, np.float32(0))
     average = weights.copy() if task.config.train.ema else None
-    return State(layout.pruned(live), weights, live.copy(), task.stats, average)
+    held = np.full(task.config.data.devices, 0 if known else -1, np.int64)
+    return State(layout.pruned(live), weights, live.copy(), task.stats, average, held)
 
 
 def masked_mean(locals: Iterable[tuple[float, Vector, Live]], otherwise: Vector) -> Vector:

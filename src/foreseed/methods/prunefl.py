@@ -111,10 +111,6 @@ class State(moving_mask.State):
     layout: Layout = field(metadata=UNSAVED)
     seconds: Floats
     """Of one weight of each layer for one image, forward and backward; kept, since no two measurements agree."""
-    version: int = 0
-    """Masks so far; the first, which prunes nothing, is everybody's."""
-    held: npt.NDArray[np.int64]
-    """The version of the mask that each device was last sent."""
 
 
 class Times(NamedTuple):
@@ -168,8 +164,7 @@ def init(task: Task) -> State:
         seconds = measured_seconds(task, layout)
     else:
         seconds = 3 * np.array([layer.macs_per_weight for layer in layout.layers]) / own.macs_per_second
-    held = np.zeros(config.data.devices, np.int64)
-    return State(**vars(start(task, layout, layout.everything)), layout=layout, seconds=seconds, held=held)
+    return State(**vars(start(task, layout, layout.everything)), layout=layout, seconds=seconds)
 
 
 def round(task: Task, devices: Devices, state: State) -> RoundResult:
@@ -184,7 +179,8 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
         # The dense values down; what lives, and the mask, up.
         down, up = layout.value_bytes(layout.everything), layout.value_bytes(pruned.live) + layout.mask_bytes
         work = pruned.work
-        _take(state, pruned.weights, pruned.live, pruned.stats, t.ema)
+        state.move(layout, pruned.weights, pruned.live, t.ema)
+        state.stats = pruned.stats
 
     lr, chosen = begin(config, number)
     due = number % own.every == 0
@@ -192,14 +188,11 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
     samples = sum(u.samples for u in updates)
 
     # Down: live values; the mask too, to whoever has another. Up: live values, and a square for every value if due.
-    stale = int((state.held[chosen] != state.version).sum())
-    down += len(chosen) * layout.value_bytes(state.live) + stale * layout.mask_bytes
+    down += len(chosen) * layout.value_bytes(state.live) + state.send(chosen) * layout.mask_bytes
     up += len(chosen) * (layout.value_bytes(state.live) + (4 * layout.n if due else 0))
     work += _work(layout, state.live, t.epochs * samples, dense_gradients=due)
-    state.held[chosen] = state.version
 
     weights = aggregate((u.samples, u.values) for u in updates)
-    stats = aggregate((u.samples, u.stats) for u in updates)
     live = state.live
     if due:
         if own.compat:
@@ -209,7 +202,8 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
             squares = sum((u.samples * u.gradient.astype(np.float64) ** 2 for u in updates), np.zeros(layout.n))
             removable = own.removable * 0.5 ** ((number - 1) / own.half_life)
             live = reconfigured(layout, weights, live, squares, times, removable, own.max_density)
-    _take(state, weights, live, stats, t.ema)
+    state.move(layout, weights, live, t.ema)
+    state.stats = aggregate((u.samples, u.stats) for u in updates)
     state.done = number
     return RoundResult(
         round=number,
@@ -220,12 +214,6 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
         work=work,
         traffic=Traffic(up, down),
     )
-
-
-def _take(state: State, weights: Vector, live: Live, stats: Vector, ema: float) -> None:
-    state.version += not np.array_equal(live, state.live)
-    state.move(state.layout, weights, live, ema)
-    state.stats = stats
 
 
 # --- times ---
