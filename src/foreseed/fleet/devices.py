@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import signal
-import statistics
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, TypeAdapter, ValidationError
 
 from foreseed.config import Config, ConfigError, methods
 from foreseed.coordinator import Coordinator
 from foreseed.engine import ForeseedError, Program
-from foreseed.engine.files import write_whole
 from foreseed.fleet.conductor import Conductor, Device, Send
-from foreseed.fleet.enrolment import agreed
+from foreseed.fleet.costs import fleet_costs
+from foreseed.fleet.enrolment import agreed, store_numbers, stored_numbers
 from foreseed.fleet.status import StatusFile
 from foreseed.methods.ntk_baffle import run_id
 from foreseed.methods.protocol import Traffic, Vector
@@ -53,8 +48,6 @@ _WAIT = 30.0
 """Seconds of a round after which the user is told whom it waits for; then after twice as many, and so on."""
 _FINISH_TIMEOUT = 10.0
 """Seconds to find the broker in, when all that is left to say is that the run is over."""
-
-_Numbers = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 
 Table = Mapping[str, Device]
 T = TypeVar("T")
@@ -91,8 +84,7 @@ class FleetDevices:
         """`lease` is that of the folder; `names` are those of an enrolment: nobody else takes part then."""
         self.task, self._workers, self._names = task, Workers(task), names
         self._broker, self._say, self._watch = broker, say, watch
-        self._folder, self._enrolled = folder, folder / "checkpoint" / "devices.json"
-        self._lease, self._connections = lease, 0
+        self._folder, self._lease, self._connections = folder, lease, 0
         config, program = task.config, task.program
         longest = 4 * (1 + config.train.k * config.train.local_steps + program.n_stats) + _OVERHEAD
         self._inbox = Inbox(longest, _MAX_WAITING)
@@ -185,9 +177,7 @@ class FleetDevices:
             while not link.is_connected and time.monotonic() < end:
                 time.sleep(_POLL)
         link.stop((ALL, encode(Announce(self._run, self._epoch, True)), True))
-        # A server that was killed counted too, but a run may have begun in the simulator.
-        served = [row for row in rows if row["wire_up"] is not None]
-        return self._costs(served) if served else None
+        return fleet_costs(rows, stored_numbers(self._folder))
 
     @property
     def _epoch(self) -> bytes:
@@ -214,7 +204,7 @@ class FleetDevices:
     def _start(self, coordinator: Coordinator) -> Conductor:
         config, program = self.task.config, self.task.program
         batch = config.train.batch if program.n_stats else 0
-        numbers = self._numbers()
+        numbers = stored_numbers(self._folder)
         if self._names is not None:
             numbers = agreed(self._names, numbers, config.data.devices)
             self._store(numbers)
@@ -344,37 +334,8 @@ class FleetDevices:
             self._last_traffic[key] = (reply.sent, reply.received)
         return {"wire_up": sum(up for up, _ in wire), "wire_down": sum(down for _, down in wire), "wire": wire}
 
-    def _costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        names, peaks = {number: name for name, number in self._numbers().items()}, dict[str, int]()
-        for row in rows:
-            for number, peak in zip(row["participants"], row["peaks_kib"], strict=True):
-                name = names.get(number, f"device {number}")  # one that is not enrolled any more
-                peaks[name] = max(peak, peaks.get(name, 0))
-        return {
-            "devices": len(names),
-            "device_peak_mb": max(peaks.values()) * 1024 / 1e6,
-            "device_peaks_kib": peaks,
-            "refused": dict(sum((Counter(row["refused"]) for row in rows), Counter[str]())),
-            "wire_up_bytes": sum(row["wire_up"] for row in rows),
-            "wire_down_bytes": sum(row["wire_down"] for row in rows),
-            "payload_up_bytes": sum(row["bytes_up"] for row in rows),
-            "payload_down_bytes": sum(row["bytes_down"] for row in rows),
-            "round_overhead_ms": statistics.median_high(row["round_overhead_ms"] for row in rows),
-        }
-
-    def _numbers(self) -> dict[str, int]:
-        try:
-            return _Numbers.validate_json(self._enrolled.read_bytes(), strict=True)
-        except FileNotFoundError:
-            return {}
-        except ValidationError:
-            raise ForeseedError(
-                f"{self._enrolled} is damaged: it holds which device has which number; put it right, or start anew"
-            ) from None
-
     def _store(self, numbers: Mapping[str, int]) -> None:
-        os.makedirs(self._enrolled.parent, exist_ok=True)
-        write_whole(self._enrolled, json.dumps(numbers, indent=1).encode(), fence=self._lease)
+        store_numbers(self._folder, numbers, self._lease)
 
 
 def _earlier_runs(config: Config, changes: Sequence[Change]) -> set[bytes]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from foreseed.config.toml import literal
 from foreseed.engine import ForeseedError
 from foreseed.engine.files import write_whole
 from foreseed.wire import NAMES, is_name
 
+if TYPE_CHECKING:
+    from foreseed.engine.files import Fence
+
+_Numbers = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
 _HEAD = "# Who takes part, and each one's number in the run: foreseed serve EXPERIMENT.toml --enrolled THIS-FILE\n"
 
 
@@ -89,6 +95,30 @@ def agreed(enrolled: Mapping[str, int], known: Mapping[str, int], devices: int) 
                 "keeps its number for a whole run"
             )
     return dict(enrolled)
+
+
+def stored_numbers(folder: Path) -> dict[str, int]:
+    """The numbers of the devices that have been ready in a run so far."""
+    path = _numbers_file(folder)
+    try:
+        return _Numbers.validate_json(path.read_bytes(), strict=True)
+    except FileNotFoundError:
+        return {}
+    except ValidationError:
+        raise ForeseedError(
+            f"{path} is damaged: it holds which device has which number; put it right, or start anew"
+        ) from None
+
+
+def store_numbers(folder: Path, numbers: Mapping[str, int], fence: Fence) -> None:
+    """Write them to the disk of the run."""
+    path = _numbers_file(folder)
+    os.makedirs(path.parent, exist_ok=True)
+    write_whole(path, json.dumps(numbers, indent=1).encode(), fence=fence)
+
+
+def _numbers_file(folder: Path) -> Path:
+    return folder / "checkpoint" / "devices.json"
 
 
 def _check(numbers: Mapping[str, int], where: str) -> None:

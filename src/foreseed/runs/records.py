@@ -170,8 +170,9 @@ class FleetCosts(Record):
     device_peak_mb: float
     device_peaks_kib: dict[str, int]
     refused: dict[str, int]
-    wire_up_bytes: int
-    wire_down_bytes: int
+    wire_up_bytes: int | None
+    """None where devices do not see their sockets."""
+    wire_down_bytes: int | None
     payload_up_bytes: int
     payload_down_bytes: int
     round_overhead_ms: float
