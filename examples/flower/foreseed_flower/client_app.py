@@ -85,7 +85,7 @@ def _answer(content: RecordDict, context: Context) -> RecordDict:
         return lacks_records(Lacks(STATE))
     reply = Worker(state.program, welcome, _shard(context), None).answer(order, state.values)
     ms = int(1000 * (time.monotonic() - began))
-    return answer_records(reply._replace(compute_ms=ms, peak_kib=peak_bytes() // 1024), order.bits)
+    return answer_records(reply._replace(compute_ms=ms, peak_kib=peak_bytes() // 1024), order)
 
 
 def _reply(message: Message, work: Callable[[], RecordDict]) -> Message:

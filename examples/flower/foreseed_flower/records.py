@@ -68,9 +68,9 @@ def read_order(content: RecordDict) -> tuple[OrderMessage, bytes | None]:
     return order, record.get("state")
 
 
-def answer_records(reply: Reply, bits: int) -> RecordDict:
-    """A reply's numbers; of fewer `bits` than 32, the base loss and a scale, and the packed codes beside them."""
-    packed = b"" if bits == 32 else reply.losses[8:]
+def answer_records(reply: Reply, order: OrderMessage) -> RecordDict:
+    """A reply's numbers; of fewer bits than 32, the base loss and scales, and the packed codes beside them."""
+    packed = b"" if order.bits == 32 else reply.losses[4 * (1 + len(order.probed)) :]
     numbers: dict[str, Any] = {
         "num-examples": reply.samples,
         "losses": array("f", reply.losses[: len(reply.losses) - len(packed)]).tolist(),

@@ -147,7 +147,7 @@ def estimate(place: Place, setting: Setting, round: int) -> Vector:
     order, gradients = Order.of(message), place.parts(setting.spread)
     differences = array("f", bytes(4 * order.k))
     for part, gradient in enumerate(gradients):
-        slopes = project(order.directions(part, len(gradients)), gradient)
+        slopes = project(order.directions(order.spans[0], part, len(gradients)), gradient)
         differences[part :: len(gradients)] = array("f", [order.sigma * slope for slope in slopes])
     reply = reply_to(message, Answer(differences, 0.0, len(place.images)), None)
     update = Update(round, b"", ntk_baffle.stein_coefficients(rules, [reply], np.ones(1)))

@@ -19,7 +19,7 @@ _EXCEPT = {"fleet.max_share"}
 """But for this one, which weighs what devices say."""
 
 CHANGEABLE = (
-    "rounds", "eval_every", "train.k", "train.sigma", "train.spread", "train.difference", "train.local_lr",
+    "rounds", "eval_every", "train.k", "train.sigma", "train.spread", "train.blocks", "train.difference", "train.local_lr",
     "train.bits", "train.lr", "train.weight_decay", "train.lr_decay", "train.clip", "train.rate", "train.robust",
     "train.trim", "train.epochs", "fleet.max_share",
 )  # fmt: skip

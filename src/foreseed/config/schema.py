@@ -207,6 +207,10 @@ class Train(Table):
         default=1,
         description='probe on 1/spread of the images: fewer passes, each noisier; 1: the paper; "auto" finds k too',
     )
+    blocks: Count = Field(
+        default=1,
+        description="groups of layers with directions of their own, at most: passes go from there on; 1 is the paper",
+    )
     bytes_up: Count = Field(
         default=256, description="spread auto: bytes of a reply; more hold more directions, and error falls with them"
     )
@@ -333,6 +337,13 @@ class Train(Table):
                 "32: train.bits below 32 only with train.local_steps = 1, since the server replays a device's own "
                 "steps from its exact differences"
             )
+        return value
+
+    @field_validator("local_steps")
+    @classmethod
+    def _steps_along_all_values(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("blocks", 1) > 1:
+            raise rule("1 with train.blocks above 1: a device's own steps go along directions that perturb all values")
         return value
 
     @field_validator("memory")

@@ -23,6 +23,7 @@ from foreseed.coordinator.robust import gathered, limited
 from foreseed.coordinator.sampling import sample
 from foreseed.coordinator.sums import added
 from foreseed.engine import ForeseedError
+from foreseed.engine.blocks import Block
 from foreseed.engine.types import BITS, DirectionKind
 from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, Update, decode, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
@@ -74,6 +75,8 @@ class Rules:
     """The server remembers estimates, so an update is more than a few numbers: devices fetch the values."""
     bits: int = 32
     """Of a loss difference in a reply: 32, or packed in 1, 2, 4 or 8 (see `answers.py`)."""
+    blocks: tuple[Block, ...] = ()
+    """Groups of layers, each with directions of its own, k in all; without any, directions perturb all values."""
 
     def __post_init__(self) -> None:
         for key, known in _CHOICES.items():
@@ -91,6 +94,11 @@ class Rules:
                 f"train.bits below 32 only with train.local_steps = 1, not {self.local_steps}: a device's own steps "
                 "follow its exact differences, which the server then would not have"
             )
+        if self.blocks and (self.local_steps > 1 or sum(block.k for block in self.blocks) != self.k):
+            raise ForeseedError(
+                f"rules: {len(self.blocks)} blocks with {self.local_steps} local steps and k {self.k}: expected one "
+                "step, and as many directions as the blocks have together"
+            )
         if self.robust == "trim" and self.seeds != "shared":
             raise ForeseedError(
                 'train.robust "trim" compares devices along the same directions; set train.seeds to "shared", or '
@@ -101,6 +109,11 @@ class Rules:
     def scalars(self) -> int:
         """Loss differences in a reply."""
         return self.k * self.local_steps
+
+    @property
+    def probed(self) -> tuple[Block, ...]:
+        """The blocks, or the one that all directions are."""
+        return self.blocks or (Block(0, self.k, self.spread),)
 
 
 @dataclass
@@ -243,7 +256,7 @@ class Coordinator:
     @property
     def devices_replay(self) -> bool:
         """Whether devices keep the optimiser's state: where replaying the mean gap costs less than the values."""
-        if self.rules.memory:
+        if self.rules.memory or self.rules.blocks:
             return False
         parts = 1 if self.rules.seeds == "shared" else self.rules.per_round
         gap = self.rules.devices / self.rules.per_round
@@ -293,8 +306,9 @@ class Coordinator:
         """The open round's order for a device, with what it missed."""
         r = self.rules
         return OrderMessage(
-            r.run, self.round, device, r.seed, r.k, r.sigma, r.kind == "rademacher", r.seeds == "shared", r.spread,
-            r.central, r.local_steps, r.local_lr, r.bits, self._hash, self.catch_up(device),
+            r.run, self.round, device, r.seed, r.k, r.sigma, r.kind == "rademacher", r.seeds == "shared",
+            1 if r.blocks else r.spread, r.central, r.local_steps, r.local_lr, r.bits, self._hash,
+            self.catch_up(device), r.blocks,
         )  # fmt: skip
 
     def _ask(self, pool: npt.ArrayLike, count: int) -> list[OrderMessage]:

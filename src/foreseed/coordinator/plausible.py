@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from foreseed.coordinator import answers
 from foreseed.coordinator.robust import median, size
-from foreseed.engine.types import forward_passes
+from foreseed.engine.blocks import block_passes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ def doubt(reply: Reply, rules: Rules, has_stats: bool, declared: int | None, usu
     """Why a reply that is whole and finite cannot be true; `usual` is what the last rounds were like."""
     if declared is not None and reply.samples != declared:
         return f"samples: {reply.samples} said, {declared} declared when it joined"
-    passes = forward_passes(reply.samples, rules.k, rules.spread, rules.central, rules.local_steps)
+    passes = block_passes(reply.samples, rules.probed, rules.central, rules.local_steps)
     passes += reply.samples if has_stats else 0
     if reply.forward_passes != passes:
         return f"forward passes: {reply.forward_passes} said, the order takes {passes}"

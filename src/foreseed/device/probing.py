@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 
+from foreseed.engine.blocks import Block, spans
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.types import SHARED_DEVICE, Directions, Samples
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from foreseed.engine import Engine
+    from foreseed.engine.blocks import Span
     from foreseed.engine.types import Buffer, DirectionKind
     from foreseed.wire import OrderMessage
 
@@ -30,7 +32,7 @@ class Order:
     """What a device is asked in one round: the change of its loss along `k` directions, `sigma` far."""
 
     __slots__ = (
-        "central", "device", "k", "kind", "local_lr", "local_steps", "round", "seed", "shared", "sigma", "spread"
+        "central", "device", "k", "kind", "local_lr", "local_steps", "round", "seed", "shared", "sigma", "spans"
     )  # fmt: skip
 
     def __init__(
@@ -46,21 +48,31 @@ class Order:
         central: bool = False,
         local_steps: int = 1,
         local_lr: float = 0.01,
+        blocks: tuple[Block, ...] = (),
     ) -> None:
         """Check every number, so that an order that exists can be followed.
 
         `shared`: all devices get the same directions. `spread`: direction k is probed on part k mod spread of the
         images only. `central`: the loss is taken on both sides, at twice the passes and without a pass at the middle.
         `local_steps`: how often the device probes k new directions, moving its own copy of the values by `local_lr`
-        times its estimate in between; the server can replay that from the differences.
+        times its estimate in between; the server can replay that from the differences. `blocks`: groups of layers,
+        each with directions and a spread of its own; `k` is then the sum of theirs.
         """
         self.seed = _checked_int("seed", seed, 0, 2**64 - 1)
         self.round = _checked_int("round", round, 0, 2**32 - 1)
         self.device = _checked_int("device", device, 0, SHARED_DEVICE - 1)
         self.k = _checked_int("k", k, 1, 2**32 - 1)
-        self.spread = _checked_int("spread", spread, 1, 2**32 - 1)
-        if spread > k:
-            raise OrderError(f"order: spread {spread} with k {k}: each part needs a direction; lower spread or raise k")
+        if blocks and (k, spread) != (sum(block.k for block in blocks), 1):
+            raise OrderError(f"order: k {k} and spread {spread} with blocks: expected the sum of theirs, and 1")
+        if blocks and local_steps != 1:
+            raise OrderError(f"order: {local_steps} local steps with blocks: expected 1")
+        self.spans = spans(blocks or (Block(0, k, spread),))
+        for span in self.spans:
+            _checked_int("spread", span.spread, 1, 2**32 - 1)
+            if span.spread > span.k:
+                raise OrderError(
+                    f"order: spread {span.spread} with k {span.k}: each part needs a direction; lower spread or raise k"
+                )
         # Directions are float32: a sigma that rounds to 0 there would answer 0 whatever the loss does.
         if not isinstance(sigma, int | float) or not _SMALLEST_FLOAT32 <= sigma <= _LARGEST_FLOAT32:
             raise OrderError(f"order: sigma {sigma!r} given, expected a positive float32 number such as 1e-4")
@@ -79,15 +91,17 @@ class Order:
         """The order in a message."""
         return Order(
             message.seed, message.round, message.device, message.k, message.sigma, _KINDS[message.rademacher],
-            message.shared, message.spread, message.central, message.local_steps, message.local_lr,
+            message.shared, message.spread, message.central, message.local_steps, message.local_lr, message.blocks,
         )  # fmt: skip
 
-    def directions(self, part: int = 0, parts: int = 1, step: int = 0) -> Directions:
-        """A local step's directions that are probed on one part of the images; all of them, if there is one."""
-        count = len(range(part, self.k, parts))
+    def directions(self, span: Span, part: int = 0, parts: int = 1, step: int = 0) -> Directions:
+        """A block's directions in a local step that are probed on one part of the images; all, if there is one."""
+        count = len(range(part, span.k, parts))
         device = SHARED_DEVICE if self.shared else self.device
-        first = step * self.k + part
-        return Directions(self.seed, self.round, device, count, first, parts, self.kind, self.sigma)
+        first = step * self.k + span.first + part
+        return Directions(
+            self.seed, self.round, device, count, first, parts, self.kind, self.sigma, span.at, span.size
+        )
 
 
 class Answer:
@@ -114,18 +128,27 @@ def answer(
 ) -> Answer:
     """Follow an order: probe its directions on these samples.
 
-    The samples are cut into `order.spread` parts of consecutive ones (a part a sample, where there are fewer).
+    The samples are cut into `spread` parts of consecutive ones (a part a sample, where there are fewer), anew for
+    every block of the order.
     `stats` are frozen statistics for batch norms. `release(first, count)` is told of samples that have been used up;
     give it a shard's own `release`, and only BLOCK samples of the shard count as memory at a time.
     """
-    spread, central = order.spread, order.central
-    differences, base_loss = engine.differences(values, samples, order.directions(), spread, central, stats, release)
+
+    def found(where: Buffer, step: int) -> tuple[array[float], float]:
+        differences, base_loss = array("f"), 0.0
+        for span in order.spans:
+            directions = order.directions(span, step=step)
+            some, loss = engine.differences(where, samples, directions, span.spread, order.central, stats, release)
+            base_loss = base_loss if differences else loss
+            differences += some
+        return differences, base_loss
+
+    differences, base_loss = found(values, 0)
     local = array("f")
     for step in range(1, order.local_steps):
         local = local or array("f", bytes(memoryview(values).cast("B")))
         move(local, differences[-order.k :], order, step - 1)
-        here = order.directions(step=step)
-        differences += engine.differences(local, samples, here, spread, central, stats, release)[0]
+        differences += found(local, step)[0]
     return Answer(differences, base_loss, samples.count)
 
 
@@ -135,7 +158,7 @@ def move(local: array[float], differences: array[float], order: Order, step: int
 
     coefficients = array("f", [difference / (order.k * order.sigma) for difference in differences])
     gradient = array("f", bytes(4 * len(local)))
-    accumulate(gradient, order.directions(step=step), coefficients)
+    accumulate(gradient, order.directions(order.spans[0], step=step), coefficients)
     sgd(local, None, gradient, order.local_lr, 0.0, 0.0)
 
 

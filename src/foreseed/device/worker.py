@@ -9,7 +9,8 @@ from math import isfinite
 from foreseed.device.probing import Order, answer
 from foreseed.device.shard import open_shard, stamp_of
 from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, SamplesError, ValuesError, quantise
-from foreseed.engine.types import NOT_A_DIFFERENCE, forward_passes
+from foreseed.engine.blocks import block_passes, spans
+from foreseed.engine.types import NOT_A_DIFFERENCE
 from foreseed.wire import Reply
 
 TYPE_CHECKING = False
@@ -82,7 +83,7 @@ class Worker:
             shard.release(0, shard.count)
         result = answer(engine, values, shard.samples, order, stats, shard.release)
         reply = reply_to(message, result, stats)
-        numbers = reply.losses if message.bits == 32 else reply.losses[:8]
+        numbers = reply.losses if message.bits == 32 else reply.losses[: 4 * (1 + len(message.probed))]
         if not all(map(isfinite, array("f", numbers))):
             raise ValuesError(NOT_A_DIFFERENCE)
         return reply
@@ -115,9 +116,16 @@ def reply_to(message: OrderMessage, result: Answer, stats: array[float] | None) 
     if message.bits == 32:
         losses = (array("f", [result.base_loss]) + result.loss_differences).tobytes()
     else:
-        scale, codes = quantise(result.loss_differences, message.bits, message.seed, message.round, message.device)
-        losses = array("f", [result.base_loss, scale]).tobytes() + codes
-    passes = forward_passes(result.samples, message.k, message.spread, message.central, message.local_steps)
+        numbers, packed = array("f", [result.base_loss]), []
+        for block, span in enumerate(spans(message.probed)):
+            differences = memoryview(result.loss_differences)[span.first : span.first + span.k]
+            scale, codes = quantise(
+                differences, message.bits, message.seed, message.round, message.device, block
+            )
+            numbers.append(scale)
+            packed.append(codes)
+        losses = b"".join((numbers.tobytes(), *packed))
+    passes = block_passes(result.samples, message.probed, message.central, message.local_steps)
     return Reply(
         message.run, message.round, message.device, result.samples, losses,
         passes + (0 if stats is None else result.samples), b"" if stats is None else stats.tobytes(),

@@ -86,6 +86,15 @@ class Program(ProgramHead):
         """Multiply-accumulates of live weights for one image's forward pass."""
         return sum(layer.macs for layer in self.layers())
 
+    def first_op(self, value: int) -> int:
+        """The number of the op that a value belongs to: what comes before it does not depend on the value."""
+        end = 0
+        for place in self.places:
+            end += place.layer.n_values
+            if value < end:
+                return place.number
+        raise ValuesError(f"value {value} of a program that has {self.n_live}: expected one that is there")
+
     @cached_property
     def dense_macs(self) -> int:
         """The same, had nothing been pruned."""

@@ -6,8 +6,10 @@ side by side, since masked tensors of a dense library save nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreseed.engine.blocks import Block, spans
 from foreseed.engine.program import Program
 from foreseed.engine.types import forward_passes
 
@@ -17,7 +19,7 @@ class Work:
     """What a device (or several, added up) computes."""
 
     forward_passes: int = 0
-    """Single images, forward. A backward pass counts as two."""
+    """Single images, forward. A backward pass counts as two, passes through the last layers as what they come to."""
     flops: int = 0
     """Of live weights."""
     dense_flops: int = 0
@@ -40,10 +42,21 @@ def dense_forward_flops(program: Program) -> int:
 
 
 def bp_free_work(
-    program: Program, samples: int, k: int, spread: int = 1, central: bool = False, local_steps: int = 1
+    program: Program, samples: int, blocks: Sequence[Block], central: bool = False, local_steps: int = 1
 ) -> Work:
-    """What a device computes to answer one round over `samples` images, exactly as `foreseed.device.probing` goes."""
-    return forward_work(program, forward_passes(samples, k, spread, central, local_steps))
+    """What a device computes to answer one round over `samples` images, exactly as `foreseed.device.probing` goes.
+
+    Directions of a block take passes from its first layer on; what comes before is computed once for each block.
+    """
+    layers, macs, dense_macs = program.layers(), 0, 0
+    for span in spans(blocks):
+        first = program.first_op(span.at) if span.size else 0
+        passes = forward_passes(samples, span.k, span.spread, central, local_steps)
+        before = layers[:first]
+        once = samples if before else 0
+        macs += passes * program.macs - (passes - once) * sum(layer.macs for layer in before)
+        dense_macs += passes * program.dense_macs - (passes - once) * sum(layer.dense_macs for layer in before)
+    return Work(-(-macs // program.macs), 2 * macs, 2 * dense_macs)
 
 
 def bp_work(program: Program, samples: int, epochs: int = 1) -> Work:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import fsum
 from typing import NamedTuple, TypeAlias
 
@@ -29,15 +30,18 @@ from foreseed.coordinator.coordinator import State as ServerState
 from foreseed.coordinator.robust import contained, limited, trimmed_mean
 from foreseed.coordinator.sums import Doubles, added
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, Program, rebuild
-from foreseed.meter import DeviceMemory, Work, bp_free_memory, forward_work
+from foreseed.engine.blocks import spans
+from foreseed.meter import DeviceMemory, Work, bp_free_memory, bp_free_work, forward_work
 from foreseed.methods.averaging import moving_average
 from foreseed.methods.descent import Descent, norm, optimiser_of, step
+from foreseed.methods.layout import layout
 from foreseed.methods.noise import Noise
 from foreseed.methods.protocol import UNSAVED, Devices, RoundResult, Vector
 from foreseed.methods.task import Task
 from foreseed.wire import Reply, Update
 
-Map: TypeAlias = Callable[[Callable[[tuple[int, int]], None], Iterable[tuple[int, int]]], Iterable[None]]
+Piece: TypeAlias = Callable[[], None]
+Map: TypeAlias = Callable[[Callable[[Piece], None], Iterable[Piece]], Iterable[None]]
 
 
 @dataclass
@@ -78,7 +82,7 @@ class Learnt(NamedTuple):
 
 def init(task: Task) -> State:
     """Line 1: W <- W0 * m."""
-    rules = _rules(task.config, task.program.classes)
+    rules = _rules(task.config, task.program)
     coordinator = Coordinator.start(rules, optimiser_of(task.config), task.values, task.stats)
     ema = task.values.copy() if task.config.train.ema else None
     return State(task.program, coordinator.state, ema, Descent.of(task), coordinator)
@@ -95,7 +99,7 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
         train_loss=learnt.base_loss,
         participants=[reply.device for reply in learnt.replies],
         samples=learnt.samples,
-        work=sum((forward_work(state.program, reply.forward_passes) for reply in learnt.replies), Work()),
+        work=sum((_work(state, reply) for reply in learnt.replies), Work()),
         traffic=traffic,
         snr=learnt.snr,
         remembered=state.descent.remembered,
@@ -103,11 +107,18 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
     )
 
 
+def _work(state: State, reply: Reply) -> Work:
+    """What a device computed for its reply: its probes, and a pass for the statistics of batch norms."""
+    rules, samples = state.coordinator.rules, reply.samples
+    probes = bp_free_work(state.program, samples, rules.probed, rules.central, rules.local_steps)
+    return probes + forward_work(state.program, samples if state.program.n_stats else 0)
+
+
 def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | None = None) -> Learnt:
     """Lines 10-12: from the open round's replies to the next round's values.
 
-    `spread_over` maps a function over ranges of coordinates; a thread pool's `map` makes it parallel, with the same
-    bits, since coordinates are independent.
+    `spread_over` maps a function over pieces of work on ranges of coordinates; a thread pool's `map` makes it parallel,
+    with the same bits, since coordinates are independent.
     """
     rules, server, answered = coordinator.rules, coordinator.state, coordinator.replies
     descent = descent or Descent(Noise())
@@ -163,7 +174,9 @@ def stein_coefficients(
     weights, differences = counts / fsum(counts), np.stack([answers.differences(reply, rules) for reply in replies])
     if rules.robust == "clip":
         differences = contained(differences, weights, usual)
-    scale = 1.0 / (rules.k * rules.sigma)
+    # K is that of the block that a direction belongs to.
+    counts_of_blocks = [rules.local_steps * block.k for block in rules.probed]
+    scale = np.repeat([1.0 / (block.k * rules.sigma) for block in rules.probed], counts_of_blocks)
     if rules.robust == "trim":
         factors = [(SHARED_DEVICE, scale * trimmed_mean(differences, weights, rules.trim))]
     else:
@@ -182,18 +195,21 @@ def rebuilt_gradient(rules: Rules, update: Update, n: int, spread_over: Map) -> 
     noisy they are. Summed in an order that is fixed, since devices that replay must come to the same bits.
     """
     gradient, halves = np.zeros(n, np.float32), np.empty((len(update.parts), 2, n), np.float32)
-    parts = [
-        Directions(rules.seed, update.round, device, len(coefficients) // 4, kind=rules.kind)
-        for device, coefficients in update.parts
-    ]
-    coefficients = b"".join(coefficients for _, coefficients in update.parts)
-
-    def piece(span: tuple[int, int]) -> None:
-        rebuild(gradient, halves, parts, coefficients, span[0], span[1] - span[0])
-
     # A multiple of 512 coordinates: whole blocks of the generator.
     size = max(2048, -(-n // 16) // 512 * 512)
-    list(spread_over(piece, [(at, min(at + size, n)) for at in range(0, n, size)]))
+    pieces: list[Piece] = []
+    for span in spans(rules.probed):
+        first, count, whole = span.first, rules.local_steps * span.k, span.size or n
+        parts = [
+            Directions(rules.seed, update.round, device, count, first, kind=rules.kind, at=span.at, size=span.size)
+            for device, _ in update.parts
+        ]
+        coefficients = b"".join(some[4 * first : 4 * (first + count)] for _, some in update.parts)
+        pieces += [
+            partial(rebuild, gradient, halves, parts, coefficients, start, min(size, whole - start))
+            for start in range(0, whole, size)
+        ]
+    list(spread_over(lambda piece: piece(), pieces))
     return gradient, halves
 
 
@@ -228,13 +244,13 @@ def device_memory(task: Task, state: State) -> DeviceMemory:
     return bp_free_memory(state.program, state.values, task.test, batch)
 
 
-def _rules(config: Config, classes: int) -> Rules:
+def _rules(config: Config, program: Program) -> Rules:
     t = config.train
     return Rules(
         run_id(config), config.seed, config.data.devices, config.data.per_round, t.k, t.sigma, t.direction, t.seeds,
         t.spread, t.difference == "central", t.local_steps, t.local_lr, t.clip, t.robust, t.trim,
-        config.fleet.max_share, classes, config.fleet.replay_numbers, bits=t.bits, follow_noise=t.rate == "noise",
-        memory=t.memory,
+        config.fleet.max_share, program.classes, config.fleet.replay_numbers, bits=t.bits,
+        follow_noise=t.rate == "noise", memory=t.memory, blocks=layout(program, t.blocks, t.k, t.spread),
     )  # fmt: skip
 
 

@@ -205,13 +205,42 @@ class SimulatedDevices:
     ) -> tuple[array[float], float]:
         """One gradient for each part of the images, then sigma times its product with every direction."""
         images, labels = self.population.images(order.device)
-        spans = split(len(images), order.spread)
-        gradients, loss = self._own_trainer(program).gradient(values, images, labels, spans, stats)
+        divisions = {span.spread: split(len(images), span.spread) for span in order.spans}
+        gradients, loss = _gradients(
+            lambda parts: self._own_trainer(program).gradient(values, images, labels, parts, stats), divisions
+        )
         differences = array("f", bytes(4 * order.k))
-        for part, gradient in enumerate(gradients):
-            slopes = project(order.directions(part, len(spans), step=step), gradient)
-            differences[part :: len(spans)] = array("f", [order.sigma * slope for slope in slopes])
+        for span in order.spans:
+            parts, end = len(divisions[span.spread]), span.at + (span.size or program.n_live)
+            for part, gradient in enumerate(gradients[span.spread]):
+                slopes = project(order.directions(span, part, parts, step=step), gradient[span.at : end])
+                there = slice(span.first + part, span.first + span.k, parts)
+                differences[there] = array("f", [order.sigma * slope for slope in slopes])
         return differences, loss
+
+
+Parts = Sequence[tuple[int, int]]
+
+
+def _gradients(
+    gradient: Callable[[Parts], tuple[Vector, float]], divisions: Mapping[int, Parts]
+) -> tuple[dict[int, Vector], float]:
+    """Gradients of the parts of every division of the same images, and the mean loss.
+
+    Where parts of a division are made of whole parts of the finest one, theirs are their means.
+    """
+    finest = max(divisions, key=lambda spread: len(divisions[spread]))
+    rows, loss = gradient(divisions[finest])
+    found, edges = {finest: rows}, [first for first, _ in divisions[finest]]
+    counts = np.array([count for _, count in divisions[finest]], np.float64)[:, None]
+    for spread, parts in divisions.items():
+        starts = [first for first, _ in parts]
+        if spread not in found and set(starts) <= set(edges):
+            sums = np.add.reduceat(rows * counts, [edges.index(first) for first in starts])
+            found[spread] = (sums / [[count] for _, count in parts]).astype(np.float32)
+        elif spread not in found:
+            found[spread] = gradient(parts)[0]
+    return found, loss
 
 
 def _fetched(coordinator: Coordinator, order: OrderMessage, program: Program) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cbor2
 
+from foreseed.engine.blocks import Block
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.types import BITS
 
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
     Check = Callable[[Any], Any]
 
-VERSION = 2
+VERSION = 3
 MAX_DIRECTIONS = 1 << 16
+MAX_BLOCKS = 64
 MAX_VALUES = 1 << 26
 MAX_MESSAGE = 1 << 19
 """Longer ones are refused unread: a device must know how much memory it needs."""
@@ -81,6 +83,13 @@ class OrderMessage(NamedTuple):
     """Of the values to probe at, those after round - 1."""
     updates: tuple[Update, ...] = ()
     """What the device missed; where they do not lead to the values, it fetches the state."""
+    blocks: tuple[Block, ...] = ()
+    """Where directions perturb some layers each: k is then all of them together, and spread is 1."""
+
+    @property
+    def probed(self) -> tuple[Block, ...]:
+        """The blocks, or the one that they are where nothing is said of them."""
+        return self.blocks or (Block(0, self.k, self.spread),)
 
 
 class Reply(NamedTuple):
@@ -91,7 +100,7 @@ class Reply(NamedTuple):
     device: int
     samples: int
     losses: bytes
-    """Float32 mean base loss; then a float32 difference per direction, or their float32 scale and a code for each."""
+    """Float32 mean base loss; then a float32 difference per direction, or a float32 scale per block and their codes."""
     forward_passes: int
     stats: bytes = b""
     """Float32 batch-norm statistics of the local images; empty without BatchNorm."""
@@ -281,6 +290,12 @@ def _updates(x: Any) -> tuple[Update, ...]:
     return tuple(Update(*_fields(update, _UPDATE)) for update in _list(x))
 
 
+def _blocks(x: Any) -> tuple[Block, ...]:
+    if len(_list(x)) > MAX_BLOCKS:
+        raise ValueError(f"{len(x)} blocks, the most is {MAX_BLOCKS}")
+    return tuple(Block(*_fields(block, _BLOCK)) for block in x)
+
+
 def _parts(x: Any) -> tuple[tuple[Any, ...], ...]:
     return tuple(tuple(_fields(part, _PART)) for part in _list(x))
 
@@ -367,9 +382,10 @@ def _stats(x: Any) -> bytes:
 _U32, _U62, _ID, _K, _SAMPLES = _int(), _int(1 << 62), _bytes(8, 8), _int(MAX_DIRECTIONS, 1), _int(1 << 31, 1)
 _PART = (_U32, _floats(MAX_DIRECTIONS, 1))
 _UPDATE = (_U32, _step, _parts)
+_BLOCK = (_int(MAX_VALUES, 1), _K, _K)
 _ORDER = (
     _ID, _U32, _U32, _int((1 << 64) - 1), _K, _float, _bool, _bool, _K, _bool, _int(1 << 12, 1), _float, _bits, _ID,
-    _updates,
+    _updates, _blocks,
 )  # fmt: skip
 _REPLY = (_ID, _U32, _U32, _SAMPLES, _bytes(4 * (MAX_DIRECTIONS + 1), 8), _U62, _stats, _U62, _U62, _U62, _U62)
 _TYPES: dict[int, tuple[type[Message], tuple[Check, ...]]] = {

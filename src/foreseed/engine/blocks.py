@@ -1,0 +1,60 @@
+"""Blocks: directions that perturb the same layers. A device loads this module.
+
+Directions need not perturb all values. Those of a block perturb the values of some layers that follow each other, so
+that what earlier layers make of an image need not be computed again for each of them; and the noise of one block's
+estimate does not depend on the slopes of the others. One block of all values is the paper.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+from foreseed.engine.types import forward_passes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NamedTuple
+
+    class Block(NamedTuple):
+        """What an order says of a block."""
+
+        values: int
+        """How many it perturbs, from where the block before it ends; 0 = all, for the only block."""
+        k: int
+        """Directions."""
+        spread: int
+        """Each is probed on one of so many parts of the images."""
+
+    class Span(NamedTuple):
+        """A block where it stands."""
+
+        at: int
+        """Its first value."""
+        size: int
+        """How many; 0 = all."""
+        first: int
+        """Its first direction."""
+        k: int
+        spread: int
+
+else:  # `typing` would cost a device 1.4 MB
+    Block = namedtuple("Block", "values k spread")
+    Span = namedtuple("Span", "at size first k spread")
+
+
+def spans(blocks: Sequence[Block]) -> list[Span]:
+    """The blocks where they stand among values and directions."""
+    found, at, first = [], 0, 0
+    for values, k, spread in blocks:
+        found.append(Span(at, values, first, k, spread))
+        at, first = at + values, first + k
+    return found
+
+
+def block_passes(samples: int, blocks: Sequence[Block], central: bool = False, local_steps: int = 1) -> int:
+    """Single images that a device sends forward to answer one order, through all layers or the last ones.
+
+    Each block has base losses of its own: a pass over all images.
+    """
+    return sum(forward_passes(samples, block.k, block.spread, central, local_steps) for block in blocks)
