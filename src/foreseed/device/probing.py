@@ -99,9 +99,7 @@ class Order:
         count = len(range(part, span.k, parts))
         device = SHARED_DEVICE if self.shared else self.device
         first = step * self.k + span.first + part
-        return Directions(
-            self.seed, self.round, device, count, first, parts, self.kind, self.sigma, span.at, span.size
-        )
+        return Directions(self.seed, self.round, device, count, first, parts, self.kind, self.sigma, span.at, span.size)
 
 
 class Answer:

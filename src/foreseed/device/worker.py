@@ -119,9 +119,7 @@ def reply_to(message: OrderMessage, result: Answer, stats: array[float] | None) 
         numbers, packed = array("f", [result.base_loss]), []
         for block, span in enumerate(spans(message.probed)):
             differences = memoryview(result.loss_differences)[span.first : span.first + span.k]
-            scale, codes = quantise(
-                differences, message.bits, message.seed, message.round, message.device, block
-            )
+            scale, codes = quantise(differences, message.bits, message.seed, message.round, message.device, block)
             numbers.append(scale)
             packed.append(codes)
         losses = b"".join((numbers.tobytes(), *packed))

@@ -6,13 +6,14 @@ The estimate of a block of n values by K directions, whose passes go over P time
 
 with s^2 the squared slopes of single images and g^2 those of the device's mean, both over the block's own values alone:
 what other blocks' slopes would add to it is not there. A pass of a block costs what its first layer and all behind it
-cost, since what comes before need not be computed again. So for given passes and directions the sum over blocks is least
-with P ~ sqrt(n s^2 / cost) and K ~ sqrt(n g^2). Slopes are not known before training; by measurement they are larger where
-a weight is used at more positions, about as the fourth root of their number.
+cost, since what comes before need not be computed again. So for given passes and directions the sum over blocks is
+least with P ~ sqrt(n s^2 / cost) and K ~ sqrt(n g^2). Slopes are not known before training; by measurement they are
+larger where a weight is used at more positions, about as the fourth root of their number.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil, sqrt
 from typing import NamedTuple
 
@@ -79,7 +80,7 @@ def layer_groups(program: Program) -> list[Group]:
 def _merged(groups: list[Group], most: int) -> list[Group]:
     """At most so many: neighbours are put together where that costs least."""
     while len(groups) > most:
-        pairs = [_together(a, b) for a, b in zip(groups, groups[1:], strict=False)]
+        pairs = [_together(a, b) for a, b in pairwise(groups)]
         loss = [pair.harm - groups[i].harm - groups[i + 1].harm for i, pair in enumerate(pairs)]
         at = loss.index(min(loss))
         groups = [*groups[:at], pairs[at], *groups[at + 2 :]]
