@@ -222,23 +222,26 @@ static void forward(fs_engine *e, const fs_batch *batch, uint32_t first, uint32_
     }
 }
 
-/* Where logit c of an image stands. */
-static const float *logit(const fs_engine *e, uint32_t d, uint32_t number, uint32_t c) {
+/* Where the logits of an image stand, each `step` numbers after the one before. */
+static const float *find_logits(const fs_engine *e, uint32_t d, uint32_t number, size_t *step) {
     const fs_place *p = &e->places[e->program.n_ops];
-    return fs_row(e, p, fs_tensor(e, p, d, number / e->lanes), c, 0) + number % e->lanes;
+    *step = fs_channel_floats(p, e->lanes);
+    return fs_row(e, p, fs_tensor(e, p, d, number / e->lanes), 0, 0) + number % e->lanes;
 }
 
 /* Cross-entropy of one image's logits, in float64. */
 static double cross_entropy(const fs_engine *e, uint32_t d, uint32_t number, uint32_t label, uint32_t *correct) {
-    float largest = *logit(e, d, number, 0);
+    size_t step;
+    const float *logits = find_logits(e, d, number, &step);
+    float largest = logits[0];
     uint32_t best = 0;
     for (uint32_t c = 1; c < e->program.classes; c++)
-        if (*logit(e, d, number, c) > largest) largest = *logit(e, d, number, c), best = c;
+        if (logits[c * step] > largest) largest = logits[c * step], best = c;
     double sum = 0;
-    for (uint32_t c = 0; c < e->program.classes; c++) sum += fs_exp((double)*logit(e, d, number, c) - largest);
+    for (uint32_t c = 0; c < e->program.classes; c++) sum += fs_exp((double)logits[c * step] - largest);
     *correct += best == label;
     if (sum != sum) return sum; /* a logit is not a number; fs_log knows only numbers */
-    return fs_log(sum) - ((double)*logit(e, d, number, label) - largest);
+    return fs_log(sum) - ((double)logits[label * step] - largest);
 }
 
 static fs_status check_count(const fs_samples *samples) {
@@ -320,8 +323,11 @@ fs_status fs_logits(fs_engine *e, const float *values, const float *stats, const
     for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
         const fs_batch batch = next_batch(e, samples, first, 1);
         forward(e, &batch, 0, e->program.n_ops);
-        for (uint32_t i = 0; i < batch.images; i++)
-            for (uint32_t c = 0; c < e->program.classes; c++) *logits++ = *logit(e, 0, i, c);
+        for (uint32_t i = 0; i < batch.images; i++) {
+            size_t step;
+            const float *found = find_logits(e, 0, i, &step);
+            for (uint32_t c = 0; c < e->program.classes; c++) *logits++ = found[c * step];
+        }
     }
     return FS_OK;
 }
