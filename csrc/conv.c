@@ -57,11 +57,16 @@ static int is_streamed(const fs_engine *e, const job *j) { return e->streamed &&
 
 const float *fs_parameters(fs_engine *e, uint32_t d, uint32_t first, uint32_t n) {
     if (!e->noise) return e->values + d * e->values_stride + first;
-    fs_perturb(e->noise, e->noise_k, first, n, e->values + first, e->row_values);
+    const uint32_t start = e->noise->at, stop = start + e->noise->size;
+    const uint32_t at = first > start ? first : start, end = first + n < stop ? first + n : stop;
+    if (at >= end) return e->values + first;
+    if (end - at < n) memcpy(e->row_values, e->values + first, 4 * (size_t)n);
+    fs_perturb(e->noise, e->noise_k, at - start, end - at, e->values + at, e->row_values + (at - first));
     return e->row_values;
 }
 
 float *fs_tensor(const fs_engine *e, const fs_place *place, uint32_t d, uint32_t block) {
+    if (place < e->own) d = 0;
     return e->activations + ((size_t)d * e->blocks + block) * e->block_floats + (size_t)place->offset * e->lanes;
 }
 

@@ -46,11 +46,19 @@ struct fs_engine {
     /* of the call under way */
     const float *values, *stats;
     size_t values_stride;
-    const fs_directions *noise; /* by_row: the directions, else NULL */
+    const fs_place *own; /* the first tensor that every direction has for itself: all share those before it */
+    const fs_directions *noise; /* by_row: the directions and which values they perturb, else NULL */
     uint32_t noise_k;
     float *stats_out;
     uint32_t window_first, window_filled;
 };
+
+/* How many values an op uses, given the channels that it reads. */
+static inline uint32_t fs_op_values(const fs_op *op, uint32_t channels) {
+    const uint32_t parameters = op->flags & FS_FLAG_PARAMETERS;
+    if (op->kind == FS_CONV) return op->n_weights + (parameters ? op->channels : 0);
+    return op->kind == FS_NORM && parameters ? 2 * channels : 0;
+}
 
 /* Wide: several results share their input in registers. */
 static inline int fs_is_wide(const fs_engine *e) { return e->isa->width && e->lanes >= e->isa->width; }

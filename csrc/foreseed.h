@@ -11,7 +11,7 @@
  *     fs_make_plan(&program, &config, &plan);                // how many bytes will it take?
  *     fs_engine *engine;
  *     fs_start(&engine, &program, &config, arena, plan.arena);
- *     fs_probe(engine, values, NULL, &samples, &directions, losses);
+ *     fs_probe(engine, values, NULL, &samples, &directions, losses, NULL);
  *
  * This header is C99; compiling the engine takes GCC or Clang, for a few of their builtins and attributes
  * (__builtin_ctzll, always_inline; on x86-64 also target and __builtin_cpu_supports). No malloc (the
@@ -33,7 +33,8 @@ typedef enum {
     FS_BAD_HEADER,    /* a header field out of its range */
     FS_BAD_OP,        /* an op breaks a rule: `where` is its number */
     FS_BAD_STRUCTURE, /* the sparse structure of op `where` is damaged */
-    FS_BAD_CONFIG,    /* zero batch or directions, too large for this machine, or an instruction set it lacks */
+    FS_BAD_CONFIG,    /* zero batch or directions, too large for this machine, an instruction set it lacks, or
+                         directions of values that the program does not have */
     FS_SMALL_ARENA,   /* the arena has fewer bytes than the plan, or is not aligned to 64 */
     FS_NO_SAMPLES,    /* zero samples */
     FS_BAD_LABEL,     /* a label is not below `classes` */
@@ -87,6 +88,8 @@ typedef struct {
     uint32_t by_row;     /* 1: no perturbed copy; each row of weights is perturbed when it is used, again
                             for every batch: less memory, more arithmetic. Needs directions = 1. */
     uint32_t isa;        /* 0: the best that this machine runs; otherwise FS_PLAIN, FS_AVX2, FS_AVX512 or FS_NEON */
+    uint32_t keep;       /* 1: what comes before the values that directions perturb is computed once for all of
+                            them: fewer operations, a little more memory for tensors that must stay */
 } fs_config;
 
 enum { FS_BEST = 0, FS_PLAIN, FS_AVX2, FS_AVX512, FS_NEON };
@@ -112,7 +115,9 @@ typedef struct {
 
 enum { FS_GAUSSIAN = 0, FS_RADEMACHER = 1 };
 
-/* Directions first, first + step, ... (count of them) of one device in one round. */
+/* Directions first, first + step, ... (count of them) of one device in one round. They perturb values
+ * [at, at + size) of a program, or all of them with size = 0 (and at = 0): coordinate j belongs to value at + j.
+ * Only fs_probe looks at this range; other functions speak of coordinates. */
 typedef struct {
     uint64_t seed;
     uint32_t round, device;
@@ -120,6 +125,7 @@ typedef struct {
     uint32_t kind;
     float sigma;
     uint32_t isa; /* as in fs_config; one that this machine lacks is taken for FS_BEST */
+    uint32_t at, size;
 } fs_directions;
 
 /* How a device's loss differences are packed: in 1, 2, 4 or 8 bits each, rounded up or down at random by these. */
@@ -127,6 +133,7 @@ typedef struct {
     uint64_t seed;
     uint32_t round, device;
     uint32_t bits;
+    uint32_t block; /* of the round's blocks of values, below 65,536: each is rounded in its own way */
 } fs_quantiser;
 
 /* ---- programs ---- */
@@ -145,11 +152,11 @@ fs_status fs_logits(fs_engine *engine, const float *values, const float *stats, 
                     float *logits);
 /* The image-weighted mean over batches of every batch-norm layer's statistics. */
 fs_status fs_batch_stats(fs_engine *engine, const float *values, const fs_samples *samples, float *stats);
-/* losses[i]: the loss of values perturbed along the i-th direction. */
+/* losses[i]: the loss of values perturbed along the i-th direction; base (may be NULL): of the values themselves. */
 fs_status fs_probe(fs_engine *engine, const float *values, const float *stats, const fs_samples *samples,
-                   const fs_directions *directions, double *losses);
+                   const fs_directions *directions, double *losses, double *base);
 
-/* ---- directions and updates, to the bit (docs/protocol.md); `start` is the first coordinate of the range ---- */
+/* ---- directions and updates, to the bit (docs/protocol.md); `start` is the first of n coordinates ---- */
 void fs_philox(const uint32_t counter[4], uint64_t seed, uint32_t words[4]);
 void fs_direction(const fs_directions *directions, uint32_t k, uint32_t start, size_t n, float *out);
 void fs_perturb(const fs_directions *directions, uint32_t k, uint32_t start, size_t n, const float *values, float *out);

@@ -45,10 +45,9 @@ static uint32_t structure_bytes(const fs_program *program, const fs_op *op, uint
     return (uint32_t)(walk.next - bytes) - walk.have / 8;
 }
 
-/* Shapes, lifetimes, borders, and who works in place on whom. */
-static void draft_tensors(const fs_program *program, draft *d) {
+/* When tensors are made, and read for the last time. */
+static void draft_lives(const fs_program *program, draft *d) {
     const uint32_t n = program->n_ops;
-    fs_step at = {0, 0, 0};
     fs_op op;
     for (uint32_t t = 0; t <= n; t++) d->dies[t] = d->born[t] = (uint16_t)(t ? t - 1 : 0);
     d->dies[n] = (uint16_t)n;
@@ -57,6 +56,26 @@ static void draft_tensors(const fs_program *program, draft *d) {
         if (op.a < n) d->dies[op.a] = (uint16_t)i;
         if (fs_reads_two(&op) && op.b < n) d->dies[op.b] = (uint16_t)i;
     }
+}
+
+/* Where a run may start again at any op that has values, what such an op and its successors read of what was made
+ * before it lives to the end: nobody then works in place on it, or takes its place. */
+static void keep_tensors(const fs_program *program, draft *d) {
+    const uint32_t n = program->n_ops;
+    fs_op op;
+    for (uint32_t i = 1; i < n; i++) {
+        fs_read_op(program, i, &op);
+        if (op.owner != i || !fs_op_values(&op, 1)) continue;
+        for (uint32_t t = 0; t <= i; t++)
+            if (d->dies[t] >= i) d->dies[t] = (uint16_t)n;
+    }
+}
+
+/* Shapes, borders, and who works in place on whom. */
+static void draft_tensors(const fs_program *program, draft *d) {
+    const uint32_t n = program->n_ops;
+    fs_step at = {0, 0, 0};
+    fs_op op;
     d->places[0].c = (uint16_t)program->channels;
     d->places[0].h = (uint16_t)program->height, d->places[0].w = (uint16_t)program->width;
     d->places[0].fresh = 1, d->root[0] = 0;
@@ -66,18 +85,15 @@ static void draft_tensors(const fs_program *program, draft *d) {
         const int own = !fs_has(FS_LAYER_SHARED) || op.owner == i;
         d->steps[i] = at;
         if (!own) d->steps[i] = d->steps[op.owner];
+        if (own) at.values += fs_op_values(&op, s.c);
         d->root[i + 1] = (uint16_t)(i + 1);
         if (op.kind == FS_CONV) {
-            if (own) {
-                at.structure += structure_bytes(program, &op, at.structure);
-                at.values += op.n_weights + (op.flags & FS_FLAG_PARAMETERS ? op.channels : 0);
-            }
+            if (own) at.structure += structure_bytes(program, &op, at.structure);
             fs_place *in = &d->places[d->root[op.a]];
             in->border_h = (uint16_t)larger(in->border_h, op.window.ph);
             in->border_w = (uint16_t)larger(in->border_w, op.window.pw);
             fs_conv_size(&op, &s);
         } else if (op.kind == FS_NORM && own) {
-            at.values += op.flags & FS_FLAG_PARAMETERS ? 2 * s.c : 0;
             at.stats += op.groups ? 0 : 2 * s.c;
         } else if (fs_has(FS_LAYER_CAT) && op.kind == FS_CAT) {
             s.c += d->places[op.b].c;
@@ -171,12 +187,14 @@ static fs_status make_draft(const fs_program *program, const fs_config *config, 
     const uint32_t wide = isa->width ? isa->width : FS_MAX_LANES;
     const uint32_t lanes = config->lanes ? config->lanes : config->batch < wide ? 1 : wide;
     if (lanes > FS_MAX_LANES || lanes & (lanes - 1)) return FS_BAD_CONFIG;
-    if (config->by_row > 1 || (config->by_row && config->directions != 1)) return FS_BAD_CONFIG;
+    if (config->keep > 1 || config->by_row > 1 || (config->by_row && config->directions != 1)) return FS_BAD_CONFIG;
     memset(d, 0, sizeof *d);
     d->lanes = lanes;
     d->blocks = (config->batch + lanes - 1) / lanes;
     d->wide = isa->width && lanes >= isa->width;
     d->streamed = is_streamed(program);
+    draft_lives(program, d);
+    if (config->keep) keep_tensors(program, d);
     draft_tensors(program, d);
     if (!place_tensors(program, d)) return FS_BAD_CONFIG;
     draft_buffers(program, config, d);

@@ -1,7 +1,7 @@
 /* Loss differences as a few bits each, to the bit (docs/protocol.md). */
 #include "foreseed.h"
 
-/* No direction has this number: a reply holds 65,536 differences, so numbers end there. */
+/* No direction has this number, less that of a block: a reply holds 65,536 differences, so numbers end there. */
 #define ROUNDING_WORDS 0xFFFFFFFFu
 
 static float magnitude(float x) { return x < 0 ? -x : x; }
@@ -36,7 +36,7 @@ float fs_quantise(float *differences, size_t n, const fs_quantiser *q) {
         const uint32_t at = (uint32_t)(i * q->bits % 8);
         uint32_t code = difference < 0;
         if (q->bits > 1) {
-            const uint32_t counter[4] = {(uint32_t)(i / 4), ROUNDING_WORDS, q->device, q->round};
+            const uint32_t counter[4] = {(uint32_t)(i / 4), ROUNDING_WORDS - q->block, q->device, q->round};
             if (i % 4 == 0) fs_philox(counter, q->seed, words);
             code = rounded(difference, scale, (1u << q->bits) - 1, words[i % 4]);
         }

@@ -189,10 +189,13 @@ static void note_high_water(fs_engine *e, const fs_place *p, const fs_batch *bat
     if (bytes > e->high_water) e->high_water = bytes;
 }
 
-static void forward(fs_engine *e, const fs_batch *batch) {
-    if (!e->streamed) materialise_image(e, batch);
+/* Ops [first, end). From an op on that is not the first, all directions share what was made before it, by the first of
+ * them. */
+static void forward(fs_engine *e, const fs_batch *batch, uint32_t first, uint32_t end) {
+    e->own = first ? e->places + first + 1 : e->places;
+    if (!e->streamed && !first) materialise_image(e, batch);
     fs_lap(FS_TIME_IMAGES);
-    for (uint32_t i = 0; i < e->program.n_ops; i++) {
+    for (uint32_t i = first; i < end; i++) {
         fs_op op;
         fs_read_op(&e->program, i, &op);
         const fs_place *in = &e->places[op.a], *out = &e->places[i + 1];
@@ -219,23 +222,26 @@ static void forward(fs_engine *e, const fs_batch *batch) {
     }
 }
 
-/* Where logit c of an image stands. */
-static const float *logit(const fs_engine *e, uint32_t d, uint32_t number, uint32_t c) {
+/* Where the logits of an image stand, each `step` numbers after the one before. */
+static const float *find_logits(const fs_engine *e, uint32_t d, uint32_t number, size_t *step) {
     const fs_place *p = &e->places[e->program.n_ops];
-    return fs_row(e, p, fs_tensor(e, p, d, number / e->lanes), c, 0) + number % e->lanes;
+    *step = fs_channel_floats(p, e->lanes);
+    return fs_row(e, p, fs_tensor(e, p, d, number / e->lanes), 0, 0) + number % e->lanes;
 }
 
 /* Cross-entropy of one image's logits, in float64. */
 static double cross_entropy(const fs_engine *e, uint32_t d, uint32_t number, uint32_t label, uint32_t *correct) {
-    float largest = *logit(e, d, number, 0);
+    size_t step;
+    const float *logits = find_logits(e, d, number, &step);
+    float largest = logits[0];
     uint32_t best = 0;
     for (uint32_t c = 1; c < e->program.classes; c++)
-        if (*logit(e, d, number, c) > largest) largest = *logit(e, d, number, c), best = c;
+        if (logits[c * step] > largest) largest = logits[c * step], best = c;
     double sum = 0;
-    for (uint32_t c = 0; c < e->program.classes; c++) sum += fs_exp((double)*logit(e, d, number, c) - largest);
+    for (uint32_t c = 0; c < e->program.classes; c++) sum += fs_exp((double)logits[c * step] - largest);
     *correct += best == label;
     if (sum != sum) return sum; /* a logit is not a number; fs_log knows only numbers */
-    return fs_log(sum) - ((double)*logit(e, d, number, label) - largest);
+    return fs_log(sum) - ((double)logits[label * step] - largest);
 }
 
 static fs_status check_count(const fs_samples *samples) {
@@ -270,20 +276,30 @@ static fs_batch next_batch(const fs_engine *e, const fs_samples *samples, uint32
     return batch;
 }
 
+/* Adds the losses of a batch's images, in order, to the sum of each direction. */
+static void add_losses(const fs_engine *e, const fs_batch *batch, double *losses, uint32_t *correct) {
+    const fs_samples *samples = batch->samples;
+    for (uint32_t d = 0; d < batch->directions; d++)
+        for (uint32_t i = 0; i < batch->images; i++)
+            losses[d] += cross_entropy(e, d, i, samples->labels[(size_t)(batch->first + i) * samples->stride], correct);
+    fs_lap(FS_TIME_LOSS);
+}
+
+static fs_status check_finite(const double *losses, uint32_t n) {
+    for (uint32_t d = 0; d < n; d++)
+        if (!(losses[d] - losses[d] == 0)) return FS_NOT_FINITE;
+    return FS_OK;
+}
+
 /* Sums of losses over all samples for `n` directions side by side. */
 static fs_status run(fs_engine *e, const fs_samples *samples, uint32_t n, double *losses, uint32_t *correct) {
     for (uint32_t d = 0; d < n; d++) losses[d] = 0;
     for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
         const fs_batch batch = next_batch(e, samples, first, n);
-        forward(e, &batch);
-        for (uint32_t d = 0; d < n; d++)
-            for (uint32_t i = 0; i < batch.images; i++)
-                losses[d] += cross_entropy(e, d, i, samples->labels[(size_t)(first + i) * samples->stride], correct);
-        fs_lap(FS_TIME_LOSS);
+        forward(e, &batch, 0, e->program.n_ops);
+        add_losses(e, &batch, losses, correct);
     }
-    for (uint32_t d = 0; d < n; d++)
-        if (!(losses[d] - losses[d] == 0)) return FS_NOT_FINITE;
-    return FS_OK;
+    return check_finite(losses, n);
 }
 
 static void use(fs_engine *e, const float *values, size_t stride, const float *stats) {
@@ -306,9 +322,12 @@ fs_status fs_logits(fs_engine *e, const float *values, const float *stats, const
     use(e, values, 0, stats);
     for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
         const fs_batch batch = next_batch(e, samples, first, 1);
-        forward(e, &batch);
-        for (uint32_t i = 0; i < batch.images; i++)
-            for (uint32_t c = 0; c < e->program.classes; c++) *logits++ = *logit(e, 0, i, c);
+        forward(e, &batch, 0, e->program.n_ops);
+        for (uint32_t i = 0; i < batch.images; i++) {
+            size_t step;
+            const float *found = find_logits(e, 0, i, &step);
+            for (uint32_t c = 0; c < e->program.classes; c++) *logits++ = found[c * step];
+        }
     }
     return FS_OK;
 }
@@ -321,31 +340,112 @@ fs_status fs_batch_stats(fs_engine *e, const float *values, const fs_samples *sa
     e->stats_out = stats;
     for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
         const fs_batch batch = next_batch(e, samples, first, 1);
-        forward(e, &batch);
+        forward(e, &batch, 0, e->program.n_ops);
     }
     return FS_OK;
 }
 
+/* ---- probes ---- */
+
+typedef struct {
+    const float *values, *stats;
+    const fs_samples *samples;
+    fs_directions directions; /* with the size of their range */
+} probe;
+
+static size_t perturbed_stride(const fs_engine *e) {
+    return ((size_t)e->program.n_live + FS_MAX_LANES - 1) / FS_MAX_LANES * FS_MAX_LANES;
+}
+
+/* As many directions as run side by side, of those that are not yet done. */
+static uint32_t next_group(const fs_engine *e, const probe *p, uint32_t done) {
+    const uint32_t left = p->directions.count - done;
+    return left < e->config.directions ? left : e->config.directions;
+}
+
+/* The values that no direction perturbs are the same in all perturbed copies. */
+static void copy_the_rest(fs_engine *e, const probe *p) {
+    const uint32_t at = p->directions.at, end = at + p->directions.size;
+    for (uint32_t d = 0; !e->config.by_row && d < next_group(e, p, 0); d++) {
+        float *copy = e->perturbed + d * perturbed_stride(e);
+        memcpy(copy, p->values, 4 * (size_t)at);
+        memcpy(copy + end, p->values + end, 4 * (size_t)(e->program.n_live - end));
+    }
+}
+
+/* From now on the engine runs n directions, those after the first `done`. */
+static void use_directions(fs_engine *e, const probe *p, uint32_t done, uint32_t n) {
+    const fs_directions *d = &p->directions;
+    const uint32_t first = d->first + done * d->step;
+    if (e->config.by_row) {
+        use(e, p->values, 0, p->stats);
+        e->noise = d, e->noise_k = first;
+        return;
+    }
+    const size_t stride = perturbed_stride(e);
+    for (uint32_t i = 0; i < n; i++)
+        fs_perturb(d, first + i * d->step, 0, d->size, p->values + d->at, e->perturbed + i * stride + d->at);
+    use(e, e->perturbed, stride, p->stats);
+    fs_lap(FS_TIME_PERTURB);
+}
+
+/* The first op that uses a value of the range; 0 if none does. */
+static uint32_t first_perturbed(const fs_engine *e, const fs_directions *range) {
+    for (uint32_t i = 0; i < e->program.n_ops; i++) {
+        fs_op op;
+        fs_read_op(&e->program, i, &op);
+        const uint32_t at = e->steps[i].values, end = at + fs_op_values(&op, e->places[op.a].c);
+        if (at < range->at + range->size && range->at < end) return i;
+    }
+    return 0;
+}
+
+/* Every direction by passes of its own over all samples. */
+static fs_status probe_by_passes(fs_engine *e, const probe *p, double *losses, double *base) {
+    fs_status status = FS_OK;
+    uint32_t correct = 0;
+    for (uint32_t done = 0, n; !status && done < p->directions.count; done += n) {
+        n = next_group(e, p, done);
+        use_directions(e, p, done, n);
+        status = run(e, p->samples, n, losses + done, &correct);
+    }
+    if (status || !base) return status;
+    use(e, p->values, 0, p->stats);
+    return run(e, p->samples, 1, base, &correct);
+}
+
+/* Batch by batch: ops before `start` once, the others for every direction. */
+static fs_status probe_by_batches(fs_engine *e, const probe *p, uint32_t start, double *losses, double *base) {
+    const uint32_t count = p->directions.count, n_ops = e->program.n_ops;
+    uint32_t correct = 0;
+    for (uint32_t i = 0; i < count; i++) losses[i] = 0;
+    if (base) *base = 0;
+    for (uint32_t first = 0; first < p->samples->count; first += e->config.batch) {
+        fs_batch batch = next_batch(e, p->samples, first, 1);
+        use(e, p->values, 0, p->stats);
+        forward(e, &batch, 0, base ? n_ops : start);
+        if (base) add_losses(e, &batch, base, &correct);
+        for (uint32_t done = 0; done < count; done += batch.directions) {
+            batch.directions = next_group(e, p, done);
+            use_directions(e, p, done, batch.directions);
+            forward(e, &batch, start, n_ops);
+            add_losses(e, &batch, losses + done, &correct);
+        }
+    }
+    const fs_status status = check_finite(losses, count);
+    return status || !base ? status : check_finite(base, 1);
+}
+
 fs_status fs_probe(fs_engine *e, const float *values, const float *stats, const fs_samples *samples,
-                   const fs_directions *directions, double *losses) {
+                   const fs_directions *directions, double *losses, double *base) {
+    const uint32_t n_live = e->program.n_live;
+    probe p = {values, stats, samples, *directions};
+    if (!p.directions.size && !p.directions.at) p.directions.size = n_live;
+    const fs_directions *range = &p.directions;
+    if (range->at > n_live || range->size > n_live - range->at || (n_live && !range->size)) return FS_BAD_CONFIG;
     fs_status status = check_samples(e, samples);
     if (status || (status = check_stats(e, stats))) return status;
-    const size_t stride = ((size_t)e->program.n_live + FS_MAX_LANES - 1) / FS_MAX_LANES * FS_MAX_LANES;
-    for (uint32_t done = 0, n; done < directions->count; done += n) {
-        n = directions->count - done < e->config.directions ? directions->count - done : e->config.directions;
-        const uint32_t first = directions->first + done * directions->step;
-        uint32_t correct = 0;
-        if (e->config.by_row) {
-            use(e, values, 0, stats);
-            e->noise = directions, e->noise_k = first;
-        } else {
-            for (uint32_t d = 0; d < n; d++)
-                fs_perturb(directions, first + d * directions->step, 0, e->program.n_live, values,
-                           e->perturbed + d * stride);
-            use(e, e->perturbed, stride, stats);
-            fs_lap(FS_TIME_PERTURB);
-        }
-        if ((status = run(e, samples, n, losses + done, &correct))) return status;
-    }
-    return FS_OK;
+    const uint32_t start = e->config.keep ? first_perturbed(e, range) : 0;
+    copy_the_rest(e, &p);
+    return start ? probe_by_batches(e, &p, start, losses, base) : probe_by_passes(e, &p, losses, base);
 }

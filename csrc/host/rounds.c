@@ -3,13 +3,13 @@
 
 #include <string.h>
 
-/* Adds the losses of every block of a part along `directions`, or at the values themselves without. */
+/* Adds the losses of a block of samples along `directions`, and (unless NULL) in the middle. */
 static fs_status add(fs_engine *engine, const float *values, const float *stats, const fs_samples *samples,
-                     const fs_directions *directions, double *found, double *sums) {
-    uint32_t correct = 0;
-    const fs_status status = directions ? fs_probe(engine, values, stats, samples, directions, found)
-                                        : fs_loss(engine, values, stats, samples, found, &correct);
-    for (uint32_t i = 0; i < (directions ? directions->count : 1); i++) sums[i] += found[i];
+                     const fs_directions *directions, double *found, double *sums, double *middle) {
+    double base = 0;
+    const fs_status status = fs_probe(engine, values, stats, samples, directions, found, middle ? &base : NULL);
+    for (uint32_t i = 0; !status && i < directions->count; i++) sums[i] += found[i];
+    if (middle) *middle += base;
     return status;
 }
 
@@ -29,9 +29,9 @@ fs_status fs_answer(fs_engine *engine, const float *values, const float *stats, 
             size = end - at < order->block ? end - at : order->block;
             const size_t skipped = (size_t)at * samples->stride;
             const fs_samples here = {samples->images + skipped, samples->labels + skipped, samples->stride, size};
-            fs_status status = add(engine, values, stats, &here, &forward, found, losses);
-            if (!status && order->central) status = add(engine, values, stats, &here, &backward, found, opposite);
-            if (!status && !order->central) status = add(engine, values, stats, &here, NULL, found, &middle);
+            double *at_middle = order->central ? NULL : &middle;
+            fs_status status = add(engine, values, stats, &here, &forward, found, losses, at_middle);
+            if (!status && order->central) status = add(engine, values, stats, &here, &backward, found, opposite, NULL);
             if (status) return status;
             if (order->done) order->done(order->context, at, size);
         }

@@ -21,9 +21,9 @@ typedef struct {
 fs_status fs_answer(fs_engine *engine, const float *values, const float *stats, const fs_samples *samples,
                     const fs_order *order, double *work, float *differences, double *base);
 
-/* Adds every part's directions times their coefficients (those of all parts, one after the other) to a range of n
- * coordinates of the gradient, in order. halves[part][0] and [1], `stride` numbers each, get what the first half of the
- * part's directions and the others have added. */
+/* Adds every part's directions times their coefficients (those of all parts, one after the other) to n numbers of the
+ * gradient, which belong to coordinates from `start` on, in order. halves[part][0] and [1], `stride` numbers apart, get
+ * what the first half of the part's directions and the others have added. */
 void fs_rebuild(const fs_directions *parts, uint32_t count, const float *coefficients, uint32_t start, size_t n,
                 float *gradient, float *halves, size_t stride);
 

@@ -135,7 +135,9 @@ def adam(
     return moved, m, v
 
 
-def quantise(differences: list[float], bits: int, seed: int, round: int, device: int) -> tuple[float, bytes]:
+def quantise(
+    differences: list[float], bits: int, seed: int, round: int, device: int, block: int = 0
+) -> tuple[float, bytes]:
     """The scale and the packed codes of loss differences."""
     n, levels = len(differences), 2**bits - 1
     sizes, total = [abs(x) for x in differences], 0.0
@@ -146,7 +148,7 @@ def quantise(differences: list[float], bits: int, seed: int, round: int, device:
     for i, x in enumerate(differences):
         code = int(x < 0)
         if bits > 1:
-            word = philox((i // 4, LOW, device, round), seed)[i % 4]
+            word = philox((i // 4, LOW - block, device, round), seed)[i % 4]
             level = (x / scale + 1) / 2 * levels if scale else 0.0
             code = min(math.floor(level) + (word / 2**32 < level - math.floor(level)), levels)
         packed |= code << i * bits

@@ -163,9 +163,13 @@ class Question:
     def losses(self, kind: DirectionKind) -> array[float]:
         return self.engine.probe(self.values, self.samples, asked(kind))
 
+    def range_losses(self, kind: DirectionKind) -> array[float]:
+        n = len(self.values)
+        return self.engine.probe(self.values, self.samples, asked(kind, at=n // 2, size=n // 4))
 
-def asked(kind: DirectionKind) -> Directions:
-    return Directions(0x0123456789ABCDEF, 4, 9, 6, first=1, step=3, kind=kind, sigma=float(np.float32(0.01)))
+
+def asked(kind: DirectionKind, **span: int) -> Directions:
+    return Directions(0x0123456789ABCDEF, 4, 9, 6, first=1, step=3, kind=kind, sigma=float(np.float32(0.01)), **span)
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +192,7 @@ class Answer:
     """What a machine printed for one kind of direction, and last of all."""
 
     losses: array[float]
+    range_losses: array[float]
     direction: array[float]
     sum: array[float]
     products: array[float]
@@ -216,8 +221,8 @@ def ask(
     lines = run([*command, *files, str(batch), str(lanes), str(isa)]).splitlines()
     kinds: tuple[DirectionKind, ...] = ("gaussian", "rademacher")
     return {
-        kind: Answer(*(numbers(line, to) for line, to in zip(part, "dffd", strict=True)), packed=tuple(lines[8:]))
-        for kind, part in zip(kinds, (lines[:4], lines[4:8]), strict=True)
+        kind: Answer(*(numbers(line, to) for line, to in zip(part, "ddffd", strict=True)), packed=tuple(lines[10:]))
+        for kind, part in zip(kinds, (lines[:5], lines[5:10]), strict=True)
     }
 
 
@@ -240,7 +245,7 @@ def test_sums_and_products_of_directions_are_the_same_bits_elsewhere(answers: di
 def test_packed_loss_differences_are_the_same_bits_elsewhere(answers: dict[DirectionKind, Answer]) -> None:
     expected = []
     for bits in (1, 2, 4, 8):
-        scale, codes = quantise(direction(Directions(11, 4, 9, 1), 0, 1000, start=77), bits, 11, 4, 9)
+        scale, codes = quantise(direction(Directions(11, 4, 9, 1), 0, 1000, start=77), bits, 11, 4, 9, bits // 4)
         expected.append(f"{struct.pack('>f', scale).hex()} {bytes(codes).hex()}")
     assert answers["gaussian"].packed == tuple(expected)
 
@@ -250,6 +255,7 @@ def test_losses_are_the_same_bits_elsewhere(question: Question, answers: dict[Di
     assert isa() != "plain", "ARM fuses multiply-adds: run this test on a processor that does so too"
     for kind, answer in answers.items():
         assert answer.losses.tobytes() == question.losses(kind).tobytes()
+        assert answer.range_losses.tobytes() == question.range_losses(kind).tobytes()
 
 
 PLAIN, AVX2, NEON = 1, 2, 4

@@ -32,18 +32,18 @@ def codes(packed: bytes, bits: int, n: int) -> np.ndarray:
 
 
 @few
-@given(st.lists(floats, min_size=1, max_size=70), widths, seeds, words, words)
-@example([0.0], 8, 0, 0, 0)
-@example([-0.0, 0.0, -0.0], 1, 0, 0, 0)
-@example([HUGE] * 9, 1, 1, 1, 1)
-@example([-HUGE, HUGE, TINY], 8, 2**64 - 1, 2**32 - 1, SHARED_DEVICE)
-@example([TINY, -TINY] * 5, 4, 1, 2, 3)
+@given(st.lists(floats, min_size=1, max_size=70), widths, seeds, words, words, st.integers(0, 2**16 - 1))
+@example([0.0], 8, 0, 0, 0, 0)
+@example([-0.0, 0.0, -0.0], 1, 0, 0, 0, 0)
+@example([HUGE] * 9, 1, 1, 1, 1, 0)
+@example([-HUGE, HUGE, TINY], 8, 2**64 - 1, 2**32 - 1, SHARED_DEVICE, 2**16 - 1)
+@example([TINY, -TINY] * 5, 4, 1, 2, 3, 1)
 def test_every_backend_gives_the_bits_of_plain_python(
-    backend: Backend, differences: list[float], bits: int, seed: int, round: int, device: int
+    backend: Backend, differences: list[float], bits: int, seed: int, round: int, device: int, block: int
 ) -> None:
-    given_, expected = array("f", differences), plain.quantise(differences, bits, seed, round, device)
+    given_, expected = array("f", differences), plain.quantise(differences, bits, seed, round, device, block)
     before = given_.tobytes()
-    scale, packed = backend.functions.quantise(given_, bits, seed, round, device)
+    scale, packed = backend.functions.quantise(given_, bits, seed, round, device, block)
     assert (plain.to_bits(scale), bytes(packed)) == (plain.to_bits(expected[0]), expected[1])
     # In place: the codes are the first bytes, and what follows them is as it was.
     assert given_.tobytes() == expected[1] + before[len(expected[1]) :]
@@ -85,13 +85,23 @@ def test_rounding_is_right_on_average(backend: Backend, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 8])
-def test_devices_rounds_and_seeds_round_each_in_their_own_way(backend: Backend, bits: int) -> None:
+def test_devices_rounds_seeds_and_blocks_round_each_in_their_own_way(backend: Backend, bits: int) -> None:
     numbers = plain.direction(plain.Directions(1, 0, 0, 1), 0, 400)
     packed = {
         bytes(backend.functions.quantise(array("f", numbers), bits, *source)[1])
-        for source in [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (1, 2, SHARED_DEVICE), (1 + 2**32, 2, 3)]
+        for source in [
+            (1, 2, 3),
+            (2, 2, 3),
+            (1, 3, 3),
+            (1, 2, 4),
+            (1, 2, SHARED_DEVICE),
+            (1 + 2**32, 2, 3),
+            (1, 2, 3, 1),
+        ]
     }
-    assert len(packed) == 6
+    assert len(packed) == 7
+    whole, first = (backend.functions.quantise(array("f", numbers), bits, 1, 2, 3, *block)[1] for block in ((), (0,)))
+    assert whole == first
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -104,6 +114,12 @@ def test_what_cannot_be_packed_is_refused_and_left_as_it_is(backend: Backend, bi
         assert numbers.tobytes() == before
     with pytest.raises(ForeseedError, match="0 loss differences"):
         backend.functions.quantise(array("f"), bits, SEED, ROUND, DEVICE)
+
+
+@pytest.mark.parametrize("block", [-1, 2**16])
+def test_blocks_whose_words_might_be_a_direction_s_are_refused(backend: Backend, block: int) -> None:
+    with pytest.raises(ForeseedError, match=f"of block {block}: expected"):
+        backend.functions.quantise(array("f", [1.0]), 2, SEED, ROUND, DEVICE, block)
 
 
 @pytest.mark.parametrize("bits", [0, 3, 16, 32])

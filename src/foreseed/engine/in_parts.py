@@ -60,7 +60,7 @@ def differences(
 def _every(parts: int, d: Directions, part: int, sigma: float) -> Directions:
     """Those of the directions that are probed on one part."""
     count = len(range(part, d.count, parts))
-    return Directions(d.seed, d.round, d.device, count, d.first + part, parts, d.kind, sigma)
+    return Directions(d.seed, d.round, d.device, count, d.first + part, parts, d.kind, sigma, d.at, d.size)
 
 
 def _add(sums: list[float], more: array[float]) -> list[float]:

@@ -84,7 +84,8 @@ class NativeEngine:
     `batch` images are in memory at once and `directions` perturbed copies run side by side. With a
     `memory_budget` (bytes, everything included) the largest batch up to `batch` that fits is taken; if not
     even one image fits, weights are perturbed row by row as they are used, which needs no perturbed copy.
-    `lanes`, `by_row` and `isa` choose by hand what is otherwise chosen well: results are the same bits
+    `keep` computes what comes before the values that directions perturb once for all directions, and needs a little
+    more memory. `lanes`, `by_row` and `isa` choose by hand what is otherwise chosen well. Results are the same bits
     (`isa="plain"` on x86, which has no fused multiply-add there, to rounding). $FORESEED_ISA is the default of `isa`.
     """
 
@@ -98,8 +99,9 @@ class NativeEngine:
         lanes: int = 0,
         by_row: bool = False,
         isa: str = "best",
+        keep: bool = False,
     ) -> None:
-        self.program = program
+        self.program, self.keep = program, keep
         if isa not in _ISAS:
             raise ForeseedError(f"instruction set {isa!r}: expected one of {', '.join(_ISAS)}")
         self._isa = _ISAS[isa] or _CHOSEN
@@ -159,11 +161,12 @@ class NativeEngine:
         self, values: Buffer, samples: Samples, directions: Directions, stats: Buffer | None = None
     ) -> array[float]:
         """The sum of the samples' losses along each direction."""
+        directions.perturbed(self.program.n_live)
         out = array("d", bytes(8 * directions.count))
         with self._lock, _Samples(self.program, samples) as s:
             status = lib.fs_probe(
                 self._engine, self._values(values), self._stats(stats), s, _directions(directions),
-                ffi.from_buffer("double[]", out),
+                ffi.from_buffer("double[]", out), ffi.NULL,
             )  # fmt: skip
         self._check(status, samples)
         return out
@@ -182,6 +185,7 @@ class NativeEngine:
 
         `release(first, count)` is told of samples that have been used up (see `foreseed.device.probing.answer`).
         """
+        directions.perturbed(self.program.n_live)
         out, base = array("f", bytes(4 * directions.count)), ffi.new("double *")
         work = ffi.new("double[]", 3 * -(-directions.count // min(spread, max(samples.count, 1))))
         context = ffi.NULL if release is None else ffi.new_handle(release)
@@ -220,7 +224,7 @@ class NativeEngine:
         batch, lanes, directions, by_row = config
         if not (0 < batch < 1 << 32 and 0 < directions < 1 << 32 and 0 <= lanes <= 16):
             _check(lib.FS_BAD_CONFIG)
-        return ffi.new("fs_config *", (batch, lanes, directions, by_row, self._isa))
+        return ffi.new("fs_config *", (batch, lanes, directions, by_row, self._isa, self.keep))
 
     def _image_in_place(self, lanes: int) -> int:
         # With several lanes the image's bytes are rearranged, and counted, in the arena.
@@ -319,16 +323,15 @@ def accumulate(gradient: Buffer, d: Directions, coefficients: Buffer, start: int
 def rebuild(
     gradient: Buffer, halves: Buffer, parts: Sequence[Directions], coefficients: Buffer, start: int, n: int
 ) -> None:
-    """Add every part's directions (with a step of 1), times their coefficients, to n coordinates of a gradient.
+    """Add every part's directions (with a step of 1), times their coefficients, to a gradient of all values.
 
-    `halves`, two vectors a part, get there what the first half of its directions and the others have added.
+    Of the directions, which perturb the same values, n coordinates from `start` on. `halves`, two vectors a part, get
+    in the same places what the first half of its directions and the others have added.
     """
     whole, given, room = (memoryview(numbers).nbytes // 4 for numbers in (gradient, coefficients, halves))
-    check_rebuilt(parts, whole, given, room, (start, start + n))
+    at = check_rebuilt(parts, whole, given, room, (start, start + n)).start
     there = ffi.new("fs_directions[]", [_directions(part)[0] for part in parts])
-    lib.fs_rebuild(
-        there, len(parts), _floats(coefficients), start, n, _out(gradient) + start, _out(halves) + start, whole
-    )
+    lib.fs_rebuild(there, len(parts), _floats(coefficients), start, n, _out(gradient) + at, _out(halves) + at, whole)
 
 
 def compare(halves: Buffer, n: int, sums: Buffer, products: Buffer) -> None:
@@ -379,14 +382,19 @@ def adam(
     )  # fmt: skip
 
 
-def quantise(differences: Buffer, bits: int, seed: int, round: int, device: int) -> tuple[float, memoryview]:
-    """Pack loss differences in place, in 1, 2, 4 or 8 bits each; returns their scale and the bytes of the codes."""
+def quantise(
+    differences: Buffer, bits: int, seed: int, round: int, device: int, block: int = 0
+) -> tuple[float, memoryview]:
+    """Pack loss differences in place, in 1, 2, 4 or 8 bits each; returns their scale and the bytes of the codes.
+
+    Each `block` of a round's values is rounded in its own way.
+    """
     n = memoryview(differences).nbytes // 4
-    check_quantiser(n, bits)
+    check_quantiser(n, bits, block)
     numbers = _out(differences)
     if lib.fs_first_not_finite(numbers, n) < n:
         raise ValuesError(NOT_A_DIFFERENCE)
-    scale = lib.fs_quantise(numbers, n, ffi.new("fs_quantiser *", (seed, round, device, bits)))
+    scale = lib.fs_quantise(numbers, n, ffi.new("fs_quantiser *", (seed, round, device, bits, block)))
     return scale, memoryview(differences).cast("B")[: code_bytes(n, bits)]
 
 
@@ -463,6 +471,7 @@ def _directions(d: Directions) -> Any:
         {
             "seed": d.seed, "round": d.round, "device": d.device, "first": d.first, "step": d.step,
             "count": d.count, "kind": _KINDS[d.kind], "sigma": d.sigma, "isa": _CHOSEN,
+            "at": d.at, "size": d.size,
         },
     )  # fmt: skip
 

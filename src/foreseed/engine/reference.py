@@ -43,10 +43,19 @@ class Guard:
 
 
 class ReferenceEngine:
-    """Runs a program forward over images, with its values as they are or perturbed."""
+    """Runs a program forward over images, with its values as they are or perturbed.
+
+    Always by whole passes: `keep`, which saves the C engine some, changes no result, and nothing here.
+    """
 
     def __init__(
-        self, program: Program, batch: int = 32, directions: int = 1, memory_budget: int | None = None
+        self,
+        program: Program,
+        batch: int = 32,
+        directions: int = 1,
+        memory_budget: int | None = None,
+        *,
+        keep: bool = False,
     ) -> None:
         check_program(program)
         if batch < 1 or directions < 1:
@@ -65,7 +74,7 @@ class ReferenceEngine:
                 )
             batch = min(batch, (memory_budget - fixed) // an_image)
         self.batch = batch
-        self.directions = directions
+        self.directions, self.keep = directions, keep
         self._fixed, self._an_image = fixed, an_image
         self.planned_bytes = fixed + batch * an_image
         self.observed_bytes = 0
@@ -86,11 +95,14 @@ class ReferenceEngine:
         self, values: Buffer, samples: Samples, directions: Directions, stats: Buffer | None = None
     ) -> array[float]:
         """For each direction the loss of the values perturbed along it."""
+        here = directions.perturbed(self.program.n_live)
         images, labels = self._open_labelled(samples)
         w, frozen = self._values(values), self._frozen(stats)
-        return array(
-            "d", [self._loss(perturb(w, directions, k), images, labels, frozen)[0] for k in directions.numbers()]
-        )
+        moved, losses = w.copy(), array("d")
+        for k in directions.numbers():
+            moved[here] = perturb(w[here], directions, k)
+            losses.append(self._loss(moved, images, labels, frozen)[0])
+        return losses
 
     differences = differences
 

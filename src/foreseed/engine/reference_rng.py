@@ -40,7 +40,7 @@ _SPLIT, _SPLIT_SQUARED, _TAIL_SHIFT = np.float32(0.425), np.float32(0.180625), n
 _ONE, _HALF_STEP, _WORD = np.float32(1), np.float32(0.5), np.float32(2.0**-32)
 _SQRT_HALF_BITS = 0x3F3504F3
 _ROUNDING_WORDS = 0xFFFFFFFF
-"""In the place of a direction's number, which none has."""
+"""In the place of a direction's number, less the number of the block: no direction has such a number."""
 
 
 def philox(counter: Sequence[ArrayLike], seed: int) -> tuple[Words, Words, Words, Words]:
@@ -130,13 +130,14 @@ def accumulate(gradient: Buffer, d: Directions, coefficients: Buffer, start: int
 def rebuild(
     gradient: Buffer, halves: Buffer, parts: Sequence[Directions], coefficients: Buffer, start: int, n: int
 ) -> None:
-    """Add every part's directions (with a step of 1), times their coefficients, to n coordinates of a gradient.
+    """Add every part's directions (with a step of 1), times their coefficients, to a gradient of all values.
 
-    `halves`, two vectors a part, get there what the first half of its directions and the others have added.
+    Of the directions, which perturb the same values, n coordinates from `start` on. `halves`, two vectors a part, get
+    in the same places what the first half of its directions and the others have added.
     """
     whole, factors, room = floats(gradient), floats(coefficients), floats(halves)
-    check_rebuilt(parts, len(whole), len(factors), len(room), (start, start + n))
-    here, spread_out = whole[start : start + n], room.reshape(len(parts), 2, -1)[:, :, start : start + n]
+    span = check_rebuilt(parts, len(whole), len(factors), len(room), (start, start + n))
+    here, spread_out = whole[span], room.reshape(len(parts), 2, -1)[:, :, span]
     used = 0
     for both, d in zip(spread_out, parts, strict=True):
         for half, first, end in ((both[0], 0, d.count // 2), (both[1], d.count // 2, d.count)):
@@ -206,11 +207,16 @@ def adam(
     w -= (np.float32(lr) * (first * np.float32(k1))) / (np.sqrt(second * np.float32(k2)) + np.float32(eps))
 
 
-def quantise(differences: Buffer, bits: int, seed: int, round: int, device: int) -> tuple[float, memoryview]:
-    """Pack loss differences in place, in 1, 2, 4 or 8 bits each; returns their scale and the bytes of the codes."""
+def quantise(
+    differences: Buffer, bits: int, seed: int, round: int, device: int, block: int = 0
+) -> tuple[float, memoryview]:
+    """Pack loss differences in place, in 1, 2, 4 or 8 bits each; returns their scale and the bytes of the codes.
+
+    Each `block` of a round's values is rounded in its own way.
+    """
     numbers = floats(differences)
     n = len(numbers)
-    check_quantiser(n, bits)
+    check_quantiser(n, bits, block)
     if not np.isfinite(numbers).all():
         raise ValuesError(NOT_A_DIFFERENCE)
     sizes = np.abs(numbers).astype(np.float64)
@@ -219,7 +225,8 @@ def quantise(differences: Buffer, bits: int, seed: int, round: int, device: int)
         scale = np.float32(sizes.cumsum()[-1] / n)  # cumsum adds one after the other
     else:
         scale = np.float32(sizes.max())
-        words = np.stack(philox((np.arange(-(-n // 4)), _ROUNDING_WORDS, device, round), seed), axis=-1).ravel()[:n]
+        counter = (np.arange(-(-n // 4)), _ROUNDING_WORDS - block, device, round)
+        words = np.stack(philox(counter, seed), axis=-1).ravel()[:n]
         codes = _rounded(numbers.astype(np.float64), float(scale), 2**bits - 1, words)
     spread_out = np.unpackbits(codes[:, None], axis=1, count=bits, bitorder="little")
     packed = memoryview(differences).cast("B")[: code_bytes(n, bits)]

@@ -35,8 +35,10 @@ def code_bytes(n: int, bits: int) -> int:
     return (n * bits + 7) // 8
 
 
-def check_quantiser(n: int, bits: int) -> None:
+def check_quantiser(n: int, bits: int, block: int = 0) -> None:
     """Refuse what no quantiser can do."""
+    if not 0 <= block < 1 << 16:
+        raise ForeseedError(f"loss differences of block {block}: expected a number from 0 to 65535")
     if n < 1 or bits not in BITS[:-1]:
         raise ForeseedError(f"{n} loss differences in {bits} bits each: expected at least one, in 1, 2, 4 or 8 bits")
 
@@ -60,13 +62,24 @@ def forward_passes(samples: int, k: int, spread: int = 1, central: bool = False,
     return local_steps * (2 * probes if central else samples + probes)
 
 
-def check_rebuilt(parts: Sequence[Directions], n: int, given: int, halves: int, span: tuple[int, int]) -> None:
-    """Refuse coefficients, or room for halves, that do not fit the parts of a gradient of n numbers."""
+def check_rebuilt(parts: Sequence[Directions], n: int, given: int, halves: int, span: tuple[int, int]) -> slice:
+    """Where these coordinates of the parts' directions lie in a gradient of n numbers; refused where they do not.
+
+    So are coefficients, or room for halves, that do not fit the parts.
+    """
     wanted = sum(part.count for part in parts)
     if given != wanted:
         raise ValuesError(f"{given} coefficients for {wanted} directions: expected one each")
-    if span[1] > n or halves != 2 * n * len(parts):
-        raise ValuesError(f"coordinates {span[0]} to {span[1]} of {n}, {len(parts)} parts: expected room for them")
+    ranges = {(part.at, part.size) for part in parts}
+    if len(ranges) > 1:
+        raise ValuesError(f"directions of values (at, size) {sorted(ranges)}: expected the same range for all parts")
+    at, size = (0, n) if not ranges or ranges == {(0, 0)} else ranges.pop()
+    if not 0 <= span[0] <= span[1] <= size or at + size > n or halves != 2 * n * len(parts):
+        raise ValuesError(
+            f"coordinates {span[0]} to {span[1]} of {size}, {len(parts)} parts: expected room for them among "
+            f"{n} numbers from {at} on"
+        )
+    return slice(at + span[0], at + span[1])
 
 
 def check_compared(given: int, n: int, sums: int, products: int) -> int:
@@ -133,9 +146,13 @@ class Samples(_Plain):
 
 
 class Directions(_Plain):
-    """Directions `first, first + step, ...` (`count` of them) of one device in one round."""
+    """Directions `first, first + step, ...` (`count` of them) of one device in one round.
 
-    __slots__ = ("count", "device", "first", "kind", "round", "seed", "sigma", "step")
+    An engine perturbs `size` values along them, from value `at` on (coordinate j belongs to value `at + j`), or all
+    values where `size` is 0. The functions of coordinates, such as `direction` and `accumulate`, ignore both.
+    """
+
+    __slots__ = ("at", "count", "device", "first", "kind", "round", "seed", "sigma", "size", "step")
 
     def __init__(
         self,
@@ -147,11 +164,14 @@ class Directions(_Plain):
         step: int = 1,
         kind: DirectionKind = "gaussian",
         sigma: float = 1e-4,
+        at: int = 0,
+        size: int = 0,
     ) -> None:
         self.seed, self.round, self.device = seed, round, device
         self.count, self.first, self.step = count, first, step
         self.kind: DirectionKind = kind
         self.sigma = sigma
+        self.at, self.size = at, size
         last = first + step * (count - 1)
         if not 0 <= seed < 1 << 64:
             raise ForeseedError(f"seed {seed}: expected a number from 0 to 2^64 - 1")
@@ -159,7 +179,20 @@ class Directions(_Plain):
             raise ForeseedError(f"{self}: expected at least one direction, and numbers from 0 to 2^32 - 1")
         if kind not in ("gaussian", "rademacher"):
             raise ForeseedError(f"directions of kind {kind!r}: expected 'gaussian' or 'rademacher'")
+        if min(at, size) < 0 or max(at, size) >= 1 << 32 or (at and not size):
+            raise ForeseedError(
+                f"directions of {size} values from {at} on: expected numbers from 0 to 2^32 - 1, and 0 for all values"
+            )
 
     def numbers(self) -> range:
         """The numbers k of these directions."""
         return range(self.first, self.first + self.step * self.count, self.step)
+
+    def perturbed(self, n_live: int) -> slice:
+        """Which of a program's values they perturb; refused if it has not so many."""
+        if self.at + self.size > n_live:
+            raise ForeseedError(
+                f"directions of values {self.at} to {self.at + self.size}: the program has {n_live}; "
+                "expected a range of them, is it for this program?"
+            )
+        return slice(self.at, self.at + (self.size or n_live))

@@ -27,8 +27,8 @@ typedef struct {
 } subject;
 
 typedef struct {
-    fs_status loss_status, probe_status[KINDS];
-    double loss, probes[KINDS][PROBES];
+    fs_status loss_status, probe_status[KINDS], range_status;
+    double loss, probes[KINDS][PROBES], range[PROBES];
     uint32_t correct;
     float *logits;
 } results;
@@ -48,7 +48,8 @@ static void *exactly(size_t bytes) {
 }
 
 static fs_directions directions(const subject *s, uint32_t kind, float sigma) {
-    const fs_directions d = {s->seed, 3, 5, (uint32_t)s->seed % 1000, 7, PROBES, kind, sigma, FS_BEST};
+    const fs_directions d = {.seed = s->seed, .round = 3, .device = 5, .first = (uint32_t)s->seed % 1000, .step = 7,
+                             .count = PROBES, .kind = kind, .sigma = sigma};
     return d;
 }
 
@@ -56,14 +57,15 @@ static fs_directions directions(const subject *s, uint32_t kind, float sigma) {
 
 static fs_config read_config(const uint8_t *data) {
     static const uint32_t lanes[] = {0, 1, 2, 4, 8, 16};
-    fs_config config = {1 + data[0] % 40u, lanes[data[1] % 6], 1 + data[2] % 6u, data[3] & 1, data[5] % 4u};
+    fs_config config = {1 + data[0] % 40u, lanes[data[1] % 6], 1 + data[2] % 6u, data[3] & 1, data[5] % 4u,
+                        data[3] >> 2 & 1};
     if (config.by_row) config.directions = 1;
     return config;
 }
 
 /* One image, one lane, with the same multiplications. */
 static fs_config lean_config(const fs_config *config) {
-    const fs_config lean = {1, 1, 1, 0, config->isa == FS_PLAIN ? FS_PLAIN : FS_BEST};
+    const fs_config lean = {1, 1, 1, 0, config->isa == FS_PLAIN ? FS_PLAIN : FS_BEST, 0};
     return lean;
 }
 
@@ -133,22 +135,48 @@ static void make_numbers(subject *s) {
 
 /* ---- running ---- */
 
+/* The loss at the perturbed values of one of the directions is what the probe found. */
+static void check_loss(const subject *s, fs_engine *e, const float *stats, const double *expected) {
+    double loss;
+    uint32_t correct;
+    PROMISE(!fs_loss(e, s->perturbed, stats, &s->samples, &loss, &correct));
+    PROMISE(!memcmp(&loss, expected, sizeof loss));
+}
+
 /* A probe is the loss at the perturbed values, which are the values themselves for sigma = 0. */
 static void check_probes(const subject *s, fs_engine *e, const float *stats, uint32_t kind, results *r) {
     fs_directions d = directions(s, kind, 0.01f);
-    r->probe_status[kind] = fs_probe(e, s->values, stats, &s->samples, &d, r->probes[kind]);
+    r->probe_status[kind] = fs_probe(e, s->values, stats, &s->samples, &d, r->probes[kind], NULL);
     if (!r->probe_status[kind] && !s->huge) {
-        double loss;
-        uint32_t correct;
         fs_perturb(&d, d.first + 2 * d.step, 0, s->program.n_live, s->values, s->perturbed);
-        PROMISE(!fs_loss(e, s->perturbed, stats, &s->samples, &loss, &correct));
-        PROMISE(!memcmp(&loss, &r->probes[kind][2], sizeof loss));
+        check_loss(s, e, stats, &r->probes[kind][2]);
     }
-    double still[PROBES];
+    double still[PROBES], base;
     d.sigma = 0;
-    const fs_status status = fs_probe(e, s->values, stats, &s->samples, &d, still);
+    const fs_status status = fs_probe(e, s->values, stats, &s->samples, &d, still, &base);
     PROMISE(status == r->loss_status);
+    PROMISE(status || !memcmp(&base, &r->loss, sizeof base));
     for (uint32_t i = 0; !status && i < PROBES; i++) PROMISE(!memcmp(&still[i], &r->loss, sizeof r->loss));
+}
+
+/* Directions of a range of the values leave the others as they are; one that is not there is refused. */
+static void check_range(const subject *s, fs_engine *e, const float *stats, results *r) {
+    const uint32_t n = s->program.n_live;
+    fs_directions d = directions(s, FS_RADEMACHER, 0.01f);
+    double base;
+    d.at = 1 + n / 2, d.size = n - n / 2;
+    PROMISE(fs_probe(e, s->values, stats, &s->samples, &d, r->range, &base) == FS_BAD_CONFIG);
+    d.size = 0;
+    PROMISE(fs_probe(e, s->values, stats, &s->samples, &d, r->range, &base) == FS_BAD_CONFIG);
+    if (!n) return;
+    d.at = (uint32_t)(s->seed * 7919 % n);
+    d.size = 1 + (uint32_t)(s->seed * 104729 % (n - d.at));
+    r->range_status = fs_probe(e, s->values, stats, &s->samples, &d, r->range, &base);
+    if (r->range_status || s->huge) return;
+    PROMISE(!memcmp(&base, &r->loss, sizeof base));
+    memcpy(s->perturbed, s->values, 4 * (size_t)n);
+    fs_perturb(&d, d.first + 3 * d.step, 0, d.size, s->values + d.at, s->perturbed + d.at);
+    check_loss(s, e, stats, &r->range[3]);
 }
 
 /* All calls on a new engine. Its memory starts as `fill`: what it does not write, it must not use. */
@@ -168,6 +196,7 @@ static void run(const subject *s, const fs_config *config, int fill, results *r)
     PROMISE(r->loss_status || r->loss >= 0);
     PROMISE(r->correct <= s->samples.count);
     for (uint32_t kind = 0; kind < KINDS; kind++) check_probes(s, e, stats, kind, r);
+    check_range(s, e, stats, r);
     r->logits = exactly(4 * (size_t)s->samples.count * s->program.classes);
     PROMISE(!fs_logits(e, s->values, stats, &s->samples, r->logits));
     float *seen = exactly(4 * (size_t)s->program.n_stats);
@@ -189,6 +218,7 @@ static void check_same(const subject *s, const results *lean, const results *cho
     PROMISE(!memcmp(&lean->loss, &chosen->loss, sizeof lean->loss));
     PROMISE(!memcmp(lean->probe_status, chosen->probe_status, sizeof lean->probe_status));
     PROMISE(!memcmp(lean->probes, chosen->probes, sizeof lean->probes));
+    PROMISE(lean->range_status == chosen->range_status && !memcmp(lean->range, chosen->range, sizeof lean->range));
     PROMISE(!memcmp(lean->logits, chosen->logits, logits));
 }
 
@@ -214,7 +244,7 @@ static void run_both(subject *s, uint64_t *digest) {
 static int is_affordable(const subject *s) {
     const fs_program *p = &s->program;
     const uint64_t image = (uint64_t)p->channels * p->height * p->width;
-    const fs_config lean = {1, 1, 1, 0, FS_PLAIN};
+    const fs_config lean = {.batch = 1, .lanes = 1, .directions = 1, .isa = FS_PLAIN};
     fs_config chosen = s->config;
     chosen.isa = FS_PLAIN;
     fs_plan plan;

@@ -56,7 +56,7 @@ static void print_directions(const fs_directions *directions) {
 static void print_packed(const fs_directions *directions) {
     static float z[COORDINATES];
     for (uint32_t bits = 1; bits <= 8; bits *= 2) {
-        const fs_quantiser quantiser = {directions->seed, directions->round, directions->device, bits};
+        const fs_quantiser quantiser = {directions->seed, directions->round, directions->device, bits, bits / 4};
         fs_direction(directions, directions->first, 77, COORDINATES, z);
         const float scale = fs_quantise(z, COORDINATES, &quantiser);
         uint32_t word;
@@ -87,14 +87,18 @@ int main(int argc, char **argv) {
     if (status) return printf("status %d, op %lu\n", (int)status, (unsigned long)program.where), 4;
     if (values_size != 4 * (size_t)program.n_live) return 4;
     const uint32_t isa = (uint32_t)atoi(argv[6]);
-    const fs_config config = {(uint32_t)atoi(argv[4]), (uint32_t)atoi(argv[5]), 5, 0, isa};
+    const fs_config config = {(uint32_t)atoi(argv[4]), (uint32_t)atoi(argv[5]), 5, 0, isa, 1};
     fs_engine *engine = start(&program, &config);
     const size_t stride = (size_t)program.channels * program.height * program.width + 1;
     const fs_samples samples = {shard + 1, shard, stride, (uint32_t)(shard_size / stride)};
     for (uint32_t kind = FS_GAUSSIAN; kind <= FS_RADEMACHER; kind++) {
-        const fs_directions directions = {0x0123456789ABCDEFu, 4, 9, 1, 3, PROBES, kind, 0.01f, isa};
+        fs_directions directions = {.seed = 0x0123456789ABCDEFu, .round = 4, .device = 9, .first = 1, .step = 3,
+                                    .count = PROBES, .kind = kind, .sigma = 0.01f, .isa = isa};
         double losses[PROBES];
-        if (fs_probe(engine, values, NULL, &samples, &directions, losses)) return 6;
+        if (fs_probe(engine, values, NULL, &samples, &directions, losses, NULL)) return 6;
+        print_losses(losses);
+        directions.at = program.n_live / 2, directions.size = program.n_live / 4;
+        if (fs_probe(engine, values, NULL, &samples, &directions, losses, NULL)) return 6;
         print_losses(losses);
         print_directions(&directions);
         if (kind == FS_RADEMACHER) print_packed(&(fs_directions){.seed = 11, .round = 4, .device = 9, .isa = isa});

@@ -37,5 +37,5 @@ int main(int argc, char **argv) {
     const fs_directions directions = {
         .seed = 1, .step = 1, .count = numbers[2], .kind = FS_GAUSSIAN, .sigma = 1e-4f, .isa = numbers[3]};
     double *losses = malloc(sizeof *losses * directions.count);
-    return fs_probe(engine, values, NULL, &samples, &directions, losses) ? 6 : 0;
+    return fs_probe(engine, values, NULL, &samples, &directions, losses, NULL) ? 6 : 0;
 }
