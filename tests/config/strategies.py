@@ -55,7 +55,7 @@ def _fitting(settings):
         settings["train.seeds"] = "shared"
     if settings.get("train.seeds") == "shared":
         settings["train.memory"] = False
-    if settings.get("train.bits", 32) < 32:
+    if settings.get("train.bits", 32) < 32 or settings.get("train.blocks", 1) > 1:
         settings["train.local_steps"] = 1
     return settings
 

@@ -57,7 +57,7 @@ def test_the_defaults_are_the_documented_ones():
         "batch": 100, "epsilon": 0.01, "cost": "none", "cost_power": 0.2, "rescale": True,
     }  # fmt: skip
     assert config.train.model_dump() == {
-        "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1,
+        "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1, "blocks": 1,
         "bytes_up": 256, "passes": 51, "difference": "forward", "local_steps": 1, "local_lr": 0.01, "bits": 32,
         "optimiser": "sgd", "lr": 0.01, "momentum": 0.9,
         "weight_decay": 0.0, "lr_decay": 0.995, "clip": 10.0, "rate": "fixed", "memory": False, "memory_bytes": 2**30,
@@ -74,6 +74,11 @@ def test_the_defaults_are_the_documented_ones():
 def test_bits_are_those_that_a_reply_can_have(bad):
     with pytest.raises(ConfigError, match="expected one of 1, 2, 4, 8, 32"):
         Config().with_({"train.bits": bad})
+
+
+def test_blocks_do_not_go_with_local_steps():
+    said = refusal({"train.blocks": 5, "train.local_steps": 2})
+    assert said.startswith("train.local_steps = 2, expected 1 with train.blocks above 1: a device's own steps go along")
 
 
 def test_few_bits_do_not_go_with_local_steps():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.answers import differences, fault
 from foreseed.engine import Directions, ForeseedError, project, quantise
+from foreseed.engine.blocks import Block, block_passes, spans
 from foreseed.engine.types import forward_passes
 from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import OrderMessage, Reply, decode, encode
@@ -91,7 +92,63 @@ def test_what_is_no_answer_of_so_many_bits_is_refused_by_its_reason(bits: int) -
     assert coordinator.receive(good) is None
 
 
+BLOCKS = (Block(10, 9, 1), Block(12, 4, 2), Block(8, 3, 3))
+
+
+def packed_blocks(numbers: Any, bits: int) -> Reply:
+    scales, codes = [], []
+    for block, span in enumerate(spans(BLOCKS)):
+        scale, packed = quantise(array("f", numbers[span.first : span.first + span.k]), bits, 7, 1, 0, block)
+        scales.append(scale)
+        codes.append(bytes(packed))
+    losses = array("f", [2.3, *scales]).tobytes() + b"".join(codes)
+    return Reply(b"run-name", 1, 0, 10, losses, block_passes(10, BLOCKS))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_every_block_has_a_scale_of_its_own(bits: int) -> None:
+    rules = replace(RULES, bits=bits, k=16, blocks=BLOCKS)
+    numbers = np.random.default_rng(1).normal(size=16) * np.repeat([1.0, 1e-3, 1e3], [9, 4, 3])
+    reply = packed_blocks(numbers, bits)
+    assert fault(reply, rules) is None
+    found = differences(reply, rules)
+    for span in spans(BLOCKS):
+        here = slice(span.first, span.first + span.k)
+        if bits == 1:
+            np.testing.assert_array_equal(np.sign(found[here]), np.sign(numbers[here]))
+            assert np.abs(found[here]) == pytest.approx(np.pi / 2 * np.abs(numbers[here]).mean())
+        else:
+            level = 2 * np.abs(numbers[here]).max() / (2**bits - 1)
+            assert (np.abs(found[here] - numbers[here]) <= level * (1 + 1e-6)).all()
+
+
+def test_what_is_no_answer_of_blocks_is_refused_by_its_reason() -> None:
+    rules = replace(RULES, bits=1, k=16, blocks=BLOCKS)
+    coordinator = Coordinator.start(rules, Optimiser(), np.zeros(30))
+    (order,) = coordinator.open()
+    assert (order.k, order.spread, order.blocks) == (16, 1, BLOCKS)
+    good = packed_blocks(np.random.default_rng(1).normal(size=16), 1)
+    whole = good.losses
+    wrong = {
+        whole[:-1]: "wrong length",
+        packed(np.zeros(16), 1).losses: "wrong length",
+        whole[:12] + array("f", [-1.0]).tobytes() + whole[16:]: "negative scale",
+        whole[:17] + bytes([whole[17] | 0x80]) + whole[18:]: "unused bits set",  # of the first block, which has 9
+    }
+    for losses, reason in wrong.items():
+        assert coordinator.receive(good._replace(losses=losses)) == reason
+        coordinator.open()
+    said = coordinator.receive(good._replace(forward_passes=good.forward_passes + 1))
+    assert said == f"forward passes: {good.forward_passes + 1} said, the order takes {good.forward_passes}"
+    coordinator.open()
+    assert coordinator.receive(good) is None
+
+
 def test_rules_refuse_what_cannot_be() -> None:
+    with pytest.raises(ForeseedError, match="2 local steps and k 9: expected one step, and as many directions"):
+        replace(RULES, blocks=(Block(10, 9, 1),), local_steps=2)
+    with pytest.raises(ForeseedError, match="k 10: expected one step, and as many directions"):
+        replace(RULES, blocks=(Block(10, 9, 1),), k=10)
     with pytest.raises(ForeseedError, match="bits 3 given, expected one of 1, 2, 4, 8, 32"):
         replace(RULES, bits=3)
     with pytest.raises(ForeseedError, match=r"train.bits below 32 only with train.local_steps = 1, not 2"):
@@ -102,6 +159,38 @@ def test_rules_refuse_what_cannot_be() -> None:
 
 N, K, ROUNDS, SIGMA = 40, 400, 60, 1e-2
 GRADIENT = np.random.default_rng(3).normal(size=N).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
+def test_the_mean_estimate_by_blocks_is_the_gradient(kind: str) -> None:
+    blocks = (Block(15, 300, 1), Block(25, 500, 1))
+    rules = replace(RULES, k=800, sigma=SIGMA, kind=kind, blocks=blocks)
+    coordinator = Coordinator.start(rules, Optimiser(lr=1.0, momentum=0.0, lr_decay=1.0), np.zeros(N))
+    estimates = []
+    for _ in range(ROUNDS):
+        before = coordinator.state.values.copy()
+        (order,) = coordinator.open()
+        slopes = [
+            slope
+            for span in spans(blocks)
+            for slope in project(
+                Directions(order.seed, order.round, order.device, span.k, span.first, kind=kind),
+                GRADIENT[span.at : span.at + span.size].copy(),
+            )
+        ]
+        losses = array("f", [2.3, *(SIGMA * slope for slope in slopes)]).tobytes()
+        assert coordinator.receive(Reply(b"run-name", order.round, 0, 10, losses, block_passes(10, blocks))) is None
+        learn(coordinator)
+        estimates.append(before.astype(np.float64) - coordinator.state.values)
+    mean, spread = np.mean(estimates, axis=0), np.std(estimates, axis=0) / np.sqrt(ROUNDS)
+    assert (np.abs(mean - GRADIENT) < 5 * spread).all()
+    # The error of a block follows from its own values, directions and slopes: (n + 1)/K |g|^2, or (n - 1)/K |g|^2.
+    errors = np.square(estimates - GRADIENT)
+    for span in spans(blocks):
+        here = slice(span.at, span.at + span.size)
+        law = (span.size + (1 if kind == "gaussian" else -1)) / span.k * np.square(GRADIENT[here]).sum()
+        sums = errors[:, here].sum(axis=1)
+        assert abs(sums.mean() - law) < 5 * sums.std() / np.sqrt(ROUNDS)
 
 
 def answer_to(order: OrderMessage) -> Reply:

@@ -11,6 +11,7 @@ import pytest
 
 from foreseed.device import Order, OrderError, answer
 from foreseed.engine import SHARED_DEVICE, Directions, Engine, ForeseedError, Samples, accumulate, native, perturb, sgd
+from foreseed.engine.blocks import Block
 from foreseed.engine.program import Act, Kind, Op, Program, assemble
 
 SIGMA = 0.01
@@ -70,6 +71,27 @@ def test_spread_probes_direction_k_on_part_k_mod_spread_against_that_parts_own_b
     expected = [_mean_loss(order, k, parts[k % 3]) - _mean_base(parts[k % 3]) for k in range(8)]
     assert list(found.loss_differences) == pytest.approx(expected, abs=1e-7)
     assert found.base_loss == pytest.approx(_mean_base(samples))
+
+
+@pytest.mark.parametrize("central", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_directions_of_a_block_perturb_its_values_alone(central: bool, keep: bool) -> None:
+    samples, engine = _samples(7), Engine(PROGRAM, batch=4, keep=keep)
+    first = PROGRAM.layers()[0].n_values + PROGRAM.layers()[1].n_values
+    blocks = (Block(first, 3, 1), Block(PROGRAM.n_live - first, 4, 2))
+    found = answer(engine, VALUES, samples, Order(5, 3, 9, k=7, sigma=SIGMA, central=central, blocks=blocks))
+
+    def loss(k: int, where: Samples, sigma: float) -> float:
+        at, size = (0, first) if k < 3 else (first, PROGRAM.n_live - first)
+        moved = array("f", VALUES)
+        moved[at : at + size] = perturb(VALUES[at : at + size], Directions(5, 3, 9, 1, k, sigma=sigma), k)
+        return ENGINE.loss(moved, where)[0] / where.count
+
+    parts = [samples] * 3 + [samples.part(0, 3), samples.part(3, 4)] * 2
+    for k, (there, difference) in enumerate(zip(parts, found.loss_differences, strict=True)):
+        back = loss(k, there, -SIGMA) if central else _mean_base(there)
+        assert difference == pytest.approx((loss(k, there, SIGMA) - back) / (1 + central), abs=1e-7)
+    assert found.base_loss == pytest.approx(_mean_base(samples), abs=SIGMA)
 
 
 @pytest.mark.parametrize("spread", [1, 2])

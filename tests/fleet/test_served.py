@@ -106,7 +106,10 @@ def test_a_run_that_began_in_the_simulator_goes_on_with_real_devices(
     config: Config, world: World, shards: Path, tmp_path: Path, best: bool
 ) -> None:
     if best:
-        world = world.changed(train__bits=1, train__memory=True, train__rate="noise", train__direction="rademacher")
+        world = world.changed(
+            train__bits=1, train__memory=True, train__rate="noise", train__direction="rademacher", train__blocks=4,
+        )  # fmt: skip
+        assert len(ntk_baffle.init(world.task).coordinator.rules.blocks) == 2
     config = world.config
 
     def stop(progress: Progress) -> None:

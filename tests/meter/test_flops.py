@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foreseed.device import Order, answer
+from foreseed.engine import in_parts
+from foreseed.engine.blocks import Block
 from foreseed.engine.program import Kind, Op, Program, assemble
 from foreseed.engine.types import Buffer, Directions, Samples
 from foreseed.meter import Work, bp_free_work, bp_work, dense_forward_flops, forward_flops
@@ -41,6 +44,9 @@ class CountingEngine:
         self.forward_passes += samples.count * directions.count
         return array("d", bytes(8 * directions.count))
 
+    def differences(self, *order: Any) -> tuple[array[float], float]:
+        return in_parts.differences(self, *order)
+
 
 def test_a_forward_pass_is_two_flops_for_each_live_weight_and_place() -> None:
     assert forward_flops(PROGRAM) == LIVE
@@ -60,7 +66,7 @@ def test_bp_free_work_is_what_a_device_does(samples: int, k: int, spread: int, c
     order = Order(seed=0, round=1, device=0, k=k, spread=spread, central=central, local_steps=local_steps)
     values = array("f", [0.5] * PROGRAM.n_live)
     answer(engine, values, Samples.records(bytes(10 * samples), 9), order)  # type: ignore[arg-type]
-    work = bp_free_work(PROGRAM, samples, k, spread, central, local_steps)
+    work = bp_free_work(PROGRAM, samples, [Block(0, k, spread)], central, local_steps)
     assert work == Work(engine.forward_passes, engine.forward_passes * LIVE, engine.forward_passes * DENSE)
 
 
@@ -75,12 +81,12 @@ def test_bp_free_work_is_what_a_device_does(samples: int, k: int, spread: int, c
     ],
 )
 def test_bp_free_work_where_all_divides(k: int, spread: int, central: bool, local_steps: int, passes: int) -> None:
-    assert bp_free_work(PROGRAM, 100, k, spread, central, local_steps).forward_passes == passes
+    assert bp_free_work(PROGRAM, 100, [Block(0, k, spread)], central, local_steps).forward_passes == passes
 
 
 def test_uneven_parts_are_counted_as_they_are() -> None:
     # Seven images in parts of 2, 2 and 3; four directions, of which the first part gets two.
-    assert bp_free_work(PROGRAM, 7, 4, 3, central=False, local_steps=1).forward_passes == 7 + 2 * 2 + 2 + 3
+    assert bp_free_work(PROGRAM, 7, [Block(0, 4, 3)]).forward_passes == 7 + 2 * 2 + 2 + 3
 
 
 def test_backpropagation_is_three_forwards_an_image_and_epoch() -> None:
@@ -88,5 +94,5 @@ def test_backpropagation_is_three_forwards_an_image_and_epoch() -> None:
 
 
 def test_work_of_several_devices_adds_up() -> None:
-    devices = [bp_work(PROGRAM, 3, 1), bp_free_work(PROGRAM, 5, 2, 1, False, 1)]
+    devices = [bp_work(PROGRAM, 3, 1), bp_free_work(PROGRAM, 5, [Block(0, 2, 1)])]
     assert sum(devices, Work()) == Work(24, 24 * LIVE, 24 * DENSE)

@@ -92,6 +92,31 @@ def test_each_tensor_is_remembered_as_well_as_its_own_estimates_are() -> None:
     assert 0.2 < bad < 0.6
 
 
+def test_a_device_heard_again_counts_for_a_share_of_what_is_remembered_of_it() -> None:
+    memory = Memory.of(3, 2, [2], 10**6)
+    memory.remember(1, [0, 1], [np.array([1.0, 2.0]), np.array([3.0, 4.0])], np.array([5.0, 1.0]), share=0.25)
+    np.testing.assert_array_equal(memory.total, [8.0, 14.0])  # first words count whole
+    memory.remember(2, [0], [np.array([9.0, -2.0])], np.array([2.0]), share=0.25)
+    np.testing.assert_array_equal(memory.total, [2 * 3.0 + 3.0, 2 * 1.0 + 4.0])
+    memory.remember(3, [0], [np.array([9.0, -2.0])], np.array([2.0]))
+    np.testing.assert_array_equal(memory.total, [2 * 9.0 + 3.0, 2 * -2.0 + 4.0])
+
+
+def test_noisy_estimates_leave_less_error_where_they_are_averaged() -> None:
+    def mean_error(share: float) -> float:
+        memory, rng = Memory.of(20, 4, [N], 10**6), np.random.default_rng(5)
+        gradients, found = rng.normal(size=(20, N)), []
+        for number in range(1, 301):
+            chosen = rng.choice(20, 4, replace=False).tolist()
+            estimates = [gradients[device] + 2 * rng.normal(size=N) for device in chosen]
+            corrected = memory.corrected(chosen, estimates, np.full(4, 1 / 4))
+            memory.remember(number, chosen, estimates, np.full(4, 5.0), share)
+            found.append(np.square(np.mean(corrected, axis=0) - gradients.mean(axis=0)).sum())
+        return float(np.mean(found[100:]))
+
+    assert mean_error(0.2) < 0.8 * mean_error(1.0)
+
+
 def test_device_never_heard_is_left_as_it_is() -> None:
     memory = Memory.of(3, 1, [2], 10**6)
     memory.remember(1, [0], [np.array([1.0, 2.0])], np.array([5.0]))

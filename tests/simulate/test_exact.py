@@ -41,6 +41,15 @@ def test_forward_differences_come_ten_times_nearer_as_sigma_shrinks_ten_times(
     assert errors[2] == pytest.approx(errors[1] / 10, rel=0.7)
 
 
+@pytest.mark.parametrize("model", [TINY, WITH_BATCH_NORM])
+@pytest.mark.parametrize("spread", [1, 3])
+def test_blocks_of_layers_agree_as_well(worlds: dict[str, World], model: str, spread: int) -> None:
+    errors = [error(worlds[model], sigma, k=40, spread=spread, blocks=8) for sigma in (1e-2, 1e-3)]
+    assert errors[1] == pytest.approx(errors[0] / 10, rel=0.3)
+    changed = worlds[model].changed(train__k=40, train__spread=spread, train__blocks=8)
+    assert len(changed.ask()[0].rules.blocks) > 1
+
+
 @pytest.mark.parametrize("spread", [1, 3])
 def test_central_differences_come_a_hundred_times_nearer(worlds: dict[str, World], spread: int) -> None:
     errors = [error(worlds[TINY], sigma, spread=spread, difference="central") for sigma in (1e-1, 1e-2, 1e-3)]

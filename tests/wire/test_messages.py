@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreseed.engine import quantise
+from foreseed.engine.blocks import Block
 from foreseed.engine.types import BITS
 from foreseed.wire import (
     ANY_NUMBER,
@@ -61,10 +62,11 @@ updates = st.builds(
     st.sampled_from([3, 7]).flatmap(lambda n: floats(n, n)),
     st.lists(st.tuples(words, floats(1)), max_size=4).map(tuple),
 )
+blocks = st.builds(Block, st.integers(1, 2**26), st.integers(1, MAX_DIRECTIONS), st.integers(1, MAX_DIRECTIONS))
 orders = st.builds(
     OrderMessage, eight, words, words, st.integers(0, 2**64 - 1), st.integers(1, MAX_DIRECTIONS), numbers,
     st.booleans(), st.booleans(), st.integers(1, MAX_DIRECTIONS), st.booleans(), st.integers(1, 4096), numbers,
-    st.sampled_from(BITS), eight, st.lists(updates, max_size=3).map(tuple),
+    st.sampled_from(BITS), eight, st.lists(updates, max_size=3).map(tuple), st.lists(blocks, max_size=3).map(tuple),
 )  # fmt: skip
 counters = st.integers(0, 2**62)
 samples = st.integers(1, 2**31)
@@ -139,9 +141,9 @@ def test_reply_of_50_directions_takes_at_most_260_bytes() -> None:
 
 def test_layout_is_an_array_of_version_type_and_fields() -> None:
     losses = struct.pack("<51f", 2.3, *range(50))
-    expected = [2, 2, b"run-name", 8, 3, 812, losses, 41412, b"", 950, 21_000, 70_000, 800_000]
+    expected = [3, 2, b"run-name", 8, 3, 812, losses, 41412, b"", 950, 21_000, 70_000, 800_000]
     assert cbor2.loads(encode(REPLY)) == expected
-    assert [cbor2.loads(encode(message))[:2] for message in ONE_OF_EACH] == [[2, number] for number in range(1, 13)]
+    assert [cbor2.loads(encode(message))[:2] for message in ONE_OF_EACH] == [[3, number] for number in range(1, 13)]
 
 
 def test_losses_begin_with_the_base_loss() -> None:
@@ -233,6 +235,10 @@ NAN, INF = numbers_of(1, float("nan")), numbers_of(float("inf"), 1)
         (ORDER, {"bits": 32.0}, "32.0 is not one of"),
         (ORDER, {"values_hash": b""}, "8 to 8 bytes"),
         (ORDER, {"updates": None}, "None is not an array"),
+        (ORDER, {"blocks": None}, "None is not an array"),
+        (ORDER, {"blocks": [[0, 5, 1]]}, "0 is not an integer from 1"),
+        (ORDER, {"blocks": [[9, 5]]}, "2 fields, expected 3"),
+        (ORDER, {"blocks": [[9, 5, 1]] * 65}, "65 blocks, the most is 64"),
         (ORDER, {"updates": 7}, "7 is not an array"),
         (ORDER, {"updates": ""}, "is not an array"),
         (ORDER, {"updates": {}}, "is not an array"),
@@ -280,8 +286,8 @@ def test_a_message_of_the_wrong_shape_is_refused(message: Message) -> None:
     whole = fields(message)
     refused(cbor2.dumps(whole[:-1]), "fields, expected")
     refused(cbor2.dumps([*whole, 0]), "fields, expected")
-    with pytest.raises(VersionError, match="version 1, this foreseed speaks 2"):
-        decode(cbor2.dumps([1, *whole[1:]]))
+    with pytest.raises(VersionError, match="version 2, this foreseed speaks 3"):
+        decode(cbor2.dumps([2, *whole[1:]]))
     refused(cbor2.dumps([VERSION, 13, *whole[2:]]), "type 13, expected one of")
     refused(cbor2.dumps([VERSION, [], *whole[2:]]), r"type \[\], expected one of")
     refused(cbor2.dumps([VERSION]), "a message is an array")

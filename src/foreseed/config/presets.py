@@ -12,7 +12,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"init": "kaiming"},
         "prune": {"rescale": False, "redraws": 5, "redraw_weights": True, "batch": 256, "epsilon": 0.01},
         "train": {
-            "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1,
+            "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1, "blocks": 1,
             "difference": "forward", "local_steps": 1, "bits": 32, "optimiser": "sgd", "lr": 0.01, "momentum": 0.9,
             "weight_decay": 1e-3, "lr_decay": 0.998, "clip": 0.0, "rate": "fixed", "memory": False,
             "robust": "none",
@@ -24,8 +24,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"activation": "hardswish", "init": "kaiming"},
         "prune": {"rescale": True},
         "train": {
-            "spread": "auto", "passes": 51, "bytes_up": 256, "bits": 1, "sigma": 1e-4, "direction": "rademacher",
-            "optimiser": "sgd", "lr": 0.05, "momentum": 0.9, "lr_decay": 0.998, "clip": 10.0, "rate": "noise",
+            "spread": "auto", "passes": 51, "bytes_up": 256, "bits": 1, "blocks": 5, "sigma": 1e-4,
+            "direction": "rademacher", "optimiser": "sgd", "lr": 0.05, "momentum": 0.9, "lr_decay": 0.998, "clip": 10.0, "rate": "noise",
             "memory": True,
         },
     },
@@ -47,14 +47,22 @@ def completed(tables: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def directions(bytes_up: int, bits: int) -> int:
+_BLOCK = 5
+"""And for each further block: a scale, and what is left of its last byte."""
+
+
+def directions(bytes_up: int, bits: int, blocks: int) -> int:
     """How many loss differences fit a reply."""
-    return 8 * max(bytes_up - _REPLY, 0) // bits
+    return 8 * max(bytes_up - _beside(bits, blocks), 0) // bits
 
 
-def fewest_bytes(bits: int) -> int:
+def fewest_bytes(bits: int, blocks: int) -> int:
     """Of a reply with one difference."""
-    return _REPLY + ceil(bits / 8)
+    return _beside(bits, blocks) + ceil(bits / 8)
+
+
+def _beside(bits: int, blocks: int) -> int:
+    return _REPLY + (_BLOCK * (blocks - 1) if bits < 32 else 0)
 
 
 def parts(k: int, passes: int, central: bool) -> int:

@@ -303,14 +303,17 @@ class Train(Table):
             return given
         if "k" in given:
             raise rule('train.spread = "auto" finds train.k itself, expected only one of them; leave the other out')
-        tables = {name: given.get(name, cls.model_fields[name].default) for name in ("bytes_up", "bits", "passes")}
-        if not all(type(number) is int and number > 1 - (name == "bits") for name, number in tables.items()):
+        keys = ("bytes_up", "bits", "passes", "blocks")
+        tables = {name: given.get(name, cls.model_fields[name].default) for name in keys}
+        if not all(
+            type(number) is int and number > 1 - (name in ("bits", "blocks")) for name, number in tables.items()
+        ):
             return {**given, "spread": 1}  # one of them is refused for what it is
-        k = presets.directions(tables["bytes_up"], tables["bits"])
+        k = presets.directions(tables["bytes_up"], tables["bits"], tables["blocks"])
         if not k:
             raise rule(
                 f"train.bytes_up = {tables['bytes_up']} has no room for a difference, expected at least "
-                f"{presets.fewest_bytes(tables['bits'])}"
+                f"{presets.fewest_bytes(tables['bits'], tables['blocks'])}"
             )
         return {**given, "k": k, "spread": presets.parts(k, tables["passes"], given.get("difference") == "central")}
 

@@ -36,7 +36,7 @@ class Worker:
         self._fault: tuple[tuple[int, ...] | None, SamplesError | None] = None, None
         """The stamp of a file that was no shard when it was opened, and why."""
         self._batch, self._vectors, self._budget = welcome.batch, welcome.vectors, budget
-        self._fits_local_steps = budget is None
+        self._fits_local_steps, self._keeps = budget is None, False
         self.engine: Engine = self._fit()
 
     def reload(self) -> bool:
@@ -62,7 +62,14 @@ class Worker:
         return shard.count != before
 
     def reserve(self, order: Order) -> None:
-        """Change to an engine that leaves enough of the budget to the order; BudgetError if no engine does."""
+        """Change to an engine that leaves enough of the budget to the order; BudgetError if no engine does.
+
+        One that goes on from where a block of layers begins takes more memory: without room for it, passes are whole.
+        """
+        if len(order.spans) > 1 and not self._keeps:
+            del self.engine  # not two at a time
+            self._keeps = True
+            self.engine = self._fit()
         if order.local_steps == 1 or self._fits_local_steps:
             return
         del self.engine  # not two at a time
@@ -96,12 +103,20 @@ class Worker:
             # The statistics are those of batches of this size; elsewhere any batch gives the same bits.
             if not self._batch:
                 raise ForeseedError("the program has BatchNorm, the server gives no batch size; check its experiment")
-            engine = Engine(program, min(self._batch, self.shard.count))
+            batch = min(self._batch, self.shard.count)
+            engine = Engine(program, batch, keep=self._keeps)
+            if self._keeps and budget is not None and engine.planned_bytes + beside > budget:
+                engine = Engine(program, batch)
             if budget is not None and engine.planned_bytes + beside > budget:
                 raise over_budget(engine.planned_bytes + beside, budget)
             return engine
         if budget is None:
-            return Engine(program, _BATCH)
+            return Engine(program, _BATCH, keep=self._keeps)
+        try:
+            if self._keeps:
+                return Engine(program, _BATCH, memory_budget=budget - beside, keep=True)
+        except BudgetError:
+            pass  # whole passes then
         try:
             return Engine(program, _BATCH, memory_budget=budget - beside)
         except BudgetError as error:

@@ -24,13 +24,13 @@ class DeviceMemory:
 
 
 def bp_free_memory(
-    program: Program, values: Buffer, records: Buffer, batch: int, held: int = 0, what: str = ""
+    program: Program, values: Buffer, records: Buffer, batch: int, held: int = 0, what: str = "", keep: bool = False
 ) -> DeviceMemory:
     """Of a device that goes forward only, with `batch` images in memory; some records are run through it.
 
-    A method may have it hold more bytes, of `what`.
+    A method may have it hold more bytes, of `what`, or `keep` what layers make, to go on from there.
     """
-    engine = Engine(program, batch=batch)
+    engine = Engine(program, batch=batch, keep=keep)
     samples = Samples.records(records, program.image_bytes)
     engine.loss(values, samples.part(0, min(samples.count, max(batch, 4))))
     note = "program, values, perturbed copy, activations and input of a lean device"

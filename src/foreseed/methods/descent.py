@@ -56,7 +56,7 @@ class Descent:
             weights, parts = counts / fsum(counts), halves.sum(axis=1, dtype=np.float64)
             estimates = list(parts / weights[:, None])
             corrected = self.memory.corrected(devices, estimates, weights)
-            self.memory.remember(round, devices, estimates, counts)
+            self.memory.remember(round, devices, estimates, counts, self.noise.signal_share)
             taken = added(weight * estimate for weight, estimate in zip(weights, corrected, strict=True))
         return taken.astype(np.float32), snr
 

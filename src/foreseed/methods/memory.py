@@ -3,7 +3,7 @@
 Which devices were asked is noise: a round's mean is that of ten devices, not of all. With y_j the last estimate of
 device j and m the weighted mean of all that are remembered,
 
-    g = sum over the devices asked of w_i (g_i - a (y_i - m))        y_i <- g_i afterwards
+    g = sum over the devices asked of w_i (g_i - a (y_i - m))        y_i <- y_i + c (g_i - y_i) afterwards
 
 has the same mean for any a, and the a of least variance is the slope b of a regression of what devices say on what they
 said last time: near 1 where estimates are good and recent, near 0 where y_i is noise or too old. It is measured, round
@@ -12,7 +12,9 @@ where an estimate is good.
 
 Least variance is not least harm. An estimate's noise is spread evenly over all directions, most of which the loss
 hardly feels; what devices differ by lies where the loss is steep. Counted HARM times as much, a = HARM b / (HARM b +
-1 - b). A device that was never heard has y_i = m. Devices take no notice of any of this.
+1 - b). A device that was never heard has y_i = m. One that was heard before is not forgotten: with c the share of
+signal in the estimates, y_i is a mean over its last ones, less noisy, and as old as it takes; exact gradients have
+c = 1. Devices take no notice of any of this.
 """
 
 from __future__ import annotations
@@ -134,12 +136,15 @@ class Memory:
         self.products = _DECAY * self.products + products / (1 - fsum(shares**2))
         self.squares = _DECAY * self.squares + squares
 
-    def remember(self, round: int, devices: Sequence[int], estimates: Sequence[Doubles], counts: Doubles) -> None:
-        """Keep what these devices said in this round."""
+    def remember(
+        self, round: int, devices: Sequence[int], estimates: Sequence[Doubles], counts: Doubles, share: float = 1.0
+    ) -> None:
+        """Keep what these devices said in this round; where they were heard before, it counts for `share`."""
         self._settle()
         rows, slots = [], []
         for device, estimate, count in zip(devices, estimates, counts, strict=True):
-            row = estimate.astype(np.float32)
+            known = self.slots[device] >= 0 and share < 1
+            row = (share * estimate + (1 - share) * self._row(device) if known else estimate).astype(np.float32)
             slot = self._slot(device)
             self.slots[device], self.heard[device], self.counts[device] = slot, round, count
             self.total += count * row.astype(np.float64)

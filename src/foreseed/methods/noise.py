@@ -30,14 +30,19 @@ class Noise:
         return (length - noise) / noise if noise > 0 else None
 
     @property
+    def signal_share(self) -> float:
+        """How much of an estimate's squared length is signal: 1 without noise."""
+        if not self.noise > 0:
+            return 1.0
+        signal = max(self.signal, _LEAST * self.noise)
+        return signal / (signal + self.noise)
+
+    @property
     def share(self) -> float:
         """The share of the learning rate that the noise leaves: the share of signal to the power of 3/8.
 
         It is what tuned rates of very different estimates (K = 50 to 6,400, dense and pruned) have in common, no more
         (docs/theory.md): 1 without noise, a half where there is five times as much noise as signal.
         """
-        if not self.noise > 0:
-            return 1.0
-        signal = max(self.signal, _LEAST * self.noise)
-        quarter = sqrt(sqrt(signal / (signal + self.noise)))
+        quarter = sqrt(sqrt(self.signal_share))
         return quarter * sqrt(quarter)  # roots are the same bits everywhere, other powers are not

@@ -241,7 +241,7 @@ def run_id(config: Config, times_gone_back: int = 0) -> bytes:
 def device_memory(task: Task, state: State) -> DeviceMemory:
     """One image at a time is enough, but for the statistics of a batch norm's batch."""
     batch = task.config.train.batch if state.program.n_stats else 1
-    return bp_free_memory(state.program, state.values, task.test, batch)
+    return bp_free_memory(state.program, state.values, task.test, batch, keep=bool(state.coordinator.rules.blocks))
 
 
 def _rules(config: Config, program: Program) -> Rules:

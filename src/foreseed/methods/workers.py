@@ -26,11 +26,14 @@ _CACHES = 3.75
 _TEST_CHUNK = 1000
 
 
-def fitting_engine(program: Program, batch: int | None = None) -> Engine:
-    """An engine with as many images (or `batch` of them) and directions side by side as suit the second cache."""
+def fitting_engine(program: Program, batch: int | None = None, keep: bool = False) -> Engine:
+    """An engine with as many images (or `batch` of them) and directions side by side as suit the second cache.
+
+    With `keep` it can go on from where the layers of a block begin.
+    """
     engine = None
     for images, directions in _WAYS:
-        wider = Engine(program, batch=batch or images, directions=directions)
+        wider = Engine(program, batch=batch or images, directions=directions, keep=keep)
         if engine is not None and wider.planned_bytes > _CACHES * second_cache_bytes():
             break
         engine = wider
@@ -72,7 +75,8 @@ class Workers:
 
     def make_engine(self, program: Program) -> Engine:
         # BatchNorm's statistics are those of a batch, so there its size is the config's.
-        return fitting_engine(program, self.task.config.train.batch if program.n_stats else None)
+        train = self.task.config.train
+        return fitting_engine(program, train.batch if program.n_stats else None, train.blocks > 1)
 
     def own(self, name: str, program: Program, make: Callable[[], T]) -> T:
         """What this thread has made for a program; another program's is given up, since masks may change."""
