@@ -43,7 +43,7 @@ def test_auto_keeps_to_the_bytes_and_the_passes(bits: int, bytes_up: int, passes
 
 
 def test_one_who_names_k_is_not_given_another() -> None:
-    assert (load(None, ["preset=best", "train.k=100"]).train.k, load(None, ["preset=best"]).train.k) == (100, 1600)
+    assert (load(None, ["preset=best", "train.k=100"]).train.k, load(None, ["preset=best"]).train.k) == (100, 1440)
 
 
 @pytest.mark.parametrize(

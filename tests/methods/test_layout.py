@@ -71,7 +71,7 @@ def test_few_passes_are_not_spent_on_base_losses() -> None:
 @pytest.mark.parametrize("most", [1, 8])
 def test_one_block_is_none(most: int) -> None:
     # One block was asked for, or there are too few directions to share out.
-    assert layout(program("lenet5"), most, 50 if most == 1 else 9, 1) == ()
+    assert layout(program("lenet5"), most, 50 if most == 1 else 3, 1) == ()
 
 
 def test_groups_are_layers_with_what_it_costs_to_start_there() -> None:
@@ -79,7 +79,7 @@ def test_groups_are_layers_with_what_it_costs_to_start_there() -> None:
     assert [group.values for group in groups] == [456, 2416, 48120, 10164, 850]
     macs = [352_800, 240_000, 48_000, 10_080, 840]
     whole = 651_720 + 62_006
-    costs = [(sum(macs[i:]) + group.values) / whole for i, group in enumerate(groups)]
+    costs = [max(sum(macs[i:]) / 651_720, (sum(macs[i:]) + group.values) / whole) for i, group in enumerate(groups)]
     assert [group.cost for group in groups] == pytest.approx(costs)
     # Of 784, 100 and 1 positions, the fourth root.
     assert [group.slope for group in groups] == pytest.approx([784**0.25, 100**0.25, 1, 1, 1])

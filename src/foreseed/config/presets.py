@@ -25,8 +25,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "prune": {"rescale": True},
         "train": {
             "spread": "auto", "passes": 51, "bytes_up": 256, "bits": 1, "blocks": 5, "sigma": 1e-4,
-            "direction": "rademacher", "optimiser": "sgd", "lr": 0.05, "momentum": 0.9, "lr_decay": 0.998, "clip": 10.0, "rate": "noise",
-            "memory": True,
+            "direction": "rademacher", "optimiser": "sgd", "lr": 0.05, "momentum": 0.9, "lr_decay": 0.998,
+            "clip": 10.0, "rate": "noise", "memory": True,
         },
     },
 }  # fmt: skip

@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
     values: int
     cost: float
-    """Of a pass from the first of them on, in whole passes; perturbing a value counts as a multiply-accumulate."""
+    """Of a pass from the first of them on, in whole passes; where that is more, perturbing counts too."""
     slope: float
     """Squared, of their values together; in proportion to other groups."""
 
@@ -65,9 +65,10 @@ def layer_groups(program: Program) -> list[Group]:
     whole = program.macs + program.n_live
     for number, layer in enumerate(layers):
         if layer.kind is Kind.CONV and layer.n_values:
-            cost = (sum(after.macs for after in layers[number:]) + layer.n_values) / whole
+            behind = sum(after.macs for after in layers[number:])
+            cost = max(behind / program.macs, (behind + layer.n_values) / whole)
             positions = layer.macs / max(layer.n_weights, 1)
-            groups.append(Group(layer.n_values, min(cost, 1.0), sqrt(sqrt(positions))))
+            groups.append(Group(layer.n_values, cost, sqrt(sqrt(positions))))
         elif layer.n_values and groups:
             groups[-1] = groups[-1]._replace(values=groups[-1].values + layer.n_values)
         elif layer.n_values:  # a norm before any of them: with the first
