@@ -3,8 +3,9 @@
  * The rows of one output channel are computed from its tap list: for every live weight, where in the
  * input its number lies. A tap list is made once per channel and used for all rows, images and
  * directions. Up to four results share their input in registers (run4): four directions where all read
- * the same image (the first layer), or four channels of a layer that is nearly dense. Further channels
- * follow row by row, so that the input rows of all of them stay in the first cache. */
+ * the same image (the first layer) or a map that was made once for all, or four channels of a layer that
+ * is nearly dense. Further channels follow row by row, so that the input rows of all of them stay in the
+ * first cache. */
 #include "conv.h"
 
 #include <string.h>
@@ -395,11 +396,11 @@ static uint32_t most_teams(const fs_engine *e, const job *j, uint32_t results) {
     return j->op->pool ? PART / results : TOGETHER;
 }
 
-/* Channels from `channel` on, before `end`, a tap list each; directions four by four where they share the image.
+/* Channels from `channel` on, before `end`, a tap list each; directions four by four where they share the input.
  * Returns how many. */
 static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t channel, uint32_t end, uint32_t block) {
-    const uint32_t all = j->batch->directions, most = most_teams(e, j, 1);
-    const int shared = fs_is_wide(e) && is_streamed(e, j);
+    const int shared = fs_is_wide(e) && (is_streamed(e, j) || j->in < e->own);
+    const uint32_t all = j->batch->directions, most = most_teams(e, j, shared && all >= PART ? PART : 1);
     crew c = {.group = group};
     uint32_t total = 0;
     do {
@@ -415,14 +416,12 @@ static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t c
             team *t = &c.teams[i];
             for (uint32_t m = 0; m < c.results; m++) t->channels[m] = channel + i;
             set_team(e, j, &c, t, e->offsets + at, t->run.taps);
-            t->run.weights = fs_parameters(e, d, j->weights + at, t->run.taps);
+            t->run.weights = c.results == PART ? e->weights + (size_t)PART * at
+                                               : fs_parameters(e, d, j->weights + at, t->run.taps);
         }
-        if (c.results == PART) {
-            for (uint32_t m = 0; m < PART; m++) {
-                const float *from = fs_parameters(e, d + m, j->weights, total);
-                for (uint32_t i = 0; i < total; i++) e->weights[PART * i + m] = from[i];
-            }
-            c.teams[0].run.weights = e->weights;
+        for (uint32_t m = 0; c.results == PART && m < PART; m++) {
+            const float *from = fs_parameters(e, d + m, j->weights, total);
+            for (uint32_t i = 0; i < total; i++) e->weights[PART * i + m] = from[i];
         }
         compute(e, j, &c, block);
     }
