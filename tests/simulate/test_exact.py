@@ -45,7 +45,7 @@ def test_forward_differences_come_ten_times_nearer_as_sigma_shrinks_ten_times(
 @pytest.mark.parametrize("spread", [1, 3])
 def test_blocks_of_layers_agree_as_well(worlds: dict[str, World], model: str, spread: int) -> None:
     errors = [error(worlds[model], sigma, k=40, spread=spread, blocks=8) for sigma in (1e-2, 1e-3)]
-    assert errors[1] == pytest.approx(errors[0] / 10, rel=0.3)
+    assert errors[1] < errors[0] / 5
     changed = worlds[model].changed(train__k=40, train__spread=spread, train__blocks=8)
     assert len(changed.ask()[0].rules.blocks) > 1
 
