@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreseed.device import Order, answer
+from foreseed.engine.in_parts import differences
 from foreseed.engine.program import Kind, Op, Program, assemble
 from foreseed.engine.types import Buffer, Directions, Samples
 from foreseed.meter import Work, bp_free_work, bp_work, dense_forward_flops, forward_flops
@@ -30,6 +31,7 @@ class CountingEngine:
     """Counts the images that pass through it."""
 
     forward_passes = 0
+    differences = differences
 
     def loss(self, values: Buffer, samples: Samples, stats: Buffer | None = None) -> tuple[float, int]:
         self.forward_passes += samples.count
