@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -98,7 +99,8 @@ def test_a_run_that_was_stopped_goes_on_and_ends_as_the_simulator_does(
     assert fleet["refused"] == {}
 
 
-def test_the_benchmarks_proxy_carries_and_counts_every_byte() -> None:
+def test_the_benchmarks_proxy_carries_and_counts_every_byte_and_leaves_nothing_behind() -> None:
+    threads = threading.active_count()
     with socket.create_server(("127.0.0.1", 0)) as server, bench.Proxy(server.getsockname()[1]) as proxy:
         with socket.create_connection(("127.0.0.1", proxy.port)) as near:
             far = server.accept()[0]
@@ -109,6 +111,8 @@ def test_the_benchmarks_proxy_carries_and_counts_every_byte() -> None:
                 far.sendall(b"d" * 70_000)
             assert near.makefile("rb").read() == b"d" * 70_000
         assert (proxy.up, proxy.down) == (1000, 70_000)
+    assert threading.active_count() == threads
+    assert all(one.fileno() == -1 for one in proxy._open)
 
 
 def rounds_in(folder: Path) -> int:
