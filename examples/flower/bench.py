@@ -196,22 +196,39 @@ class Proxy:
         self._to, self.up, self.down = to, 0, 0
         self._lock, self._server = threading.Lock(), socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
+        self._open, self._threads = [self._server], [threading.Thread(target=self._accept)]
 
     def __enter__(self) -> Proxy:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads[0].start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.close()
+        """Hang up, and wait until nobody carries anything any more."""
+        self._hang_up(self._server)
+        self._threads[0].join()
+        for one in self._open:
+            self._hang_up(one)
+        for thread in self._threads[1:]:
+            thread.join()
+        for one in self._open:
+            one.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 near = self._server.accept()[0]
+                self._open.append(near)
                 far = socket.create_connection(("127.0.0.1", self._to))
+                self._open.append(far)
                 for source, target, is_up in ((near, far, True), (far, near, False)):
                     source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    threading.Thread(target=self._carry, args=(source, target, is_up), daemon=True).start()
+                    self._threads.append(threading.Thread(target=self._carry, args=(source, target, is_up)))
+                    self._threads[-1].start()
+
+    @staticmethod
+    def _hang_up(one: socket.socket) -> None:
+        with suppress(OSError):  # whoever waits for it is woken, which closing it does not do
+            one.shutdown(socket.SHUT_RDWR)
 
     def _carry(self, source: socket.socket, target: socket.socket, is_up: bool) -> None:
         with suppress(OSError):

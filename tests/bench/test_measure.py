@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
+from foreseed.bench import measure
 from foreseed.bench.measure import Setup, allowed_cores, fastest, gemm, in_threads, interleaved, parse_threads, pinned
 from foreseed.engine import ForeseedError
 
 
-def _sleeper(seconds: float, log: list[str], name: str, step: int = 1) -> Setup:
-    def run(units: int) -> None:
-        assert units % step == 0
-        log.append(name)
-        time.sleep(seconds * units)
+class Clock:
+    """A clock that only work moves on: how long a machine takes for it does not count."""
 
-    return Setup(name, run, step)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.log = 0.0, list[str]()
+        monkeypatch.setattr(measure, "perf_counter", lambda: self.now)
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+    def worker(self, seconds: float, name: str, step: int = 1) -> Setup:
+        def run(units: int) -> None:
+            assert units % step == 0
+            self.log.append(name)
+            self.work(seconds * units)
+
+        return Setup(name, run, step)
 
 
-def test_contenders_take_turns() -> None:
-    log: list[str] = []
-    interleaved({"a": _sleeper(1e-3, log, "a"), "b": _sleeper(1e-3, log, "b", step=2)}, seconds=0.01)
-    assert len(log) >= 8  # one trial each, then at least three rounds
-    assert log == ["a", "b"] * (len(log) // 2)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
-def test_the_best_slice_counts() -> None:
+def test_contenders_take_turns(clock: Clock) -> None:
+    rates = interleaved({"a": clock.worker(1e-3, "a"), "b": clock.worker(1e-3, "b", step=2)}, seconds=0.01)
+    assert rates == pytest.approx({"a": 1000, "b": 1000})
+    assert len(clock.log) >= 8  # one trial each, then at least three rounds
+    assert clock.log == ["a", "b"] * (len(clock.log) // 2)
+
+
+def test_the_best_slice_counts(clock: Clock) -> None:
     pauses = iter([0.05, 0.05, 0.001, 0.05])
-    way = Setup("uneven", lambda _: time.sleep(next(pauses, 0.05)))
-    assert interleaved({"uneven": way}, seconds=0.01)["uneven"] > 100
+    way = Setup("uneven", lambda _: clock.work(next(pauses, 0.05)))
+    assert interleaved({"uneven": way}, seconds=0.01)["uneven"] == pytest.approx(1000)
 
 
-def test_the_fastest_setting_is_chosen() -> None:
-    log: list[str] = []
-    ways = [_sleeper(0.004, log, "slow"), _sleeper(0.001, log, "fast"), _sleeper(0.004, log, "slow too")]
+def test_the_fastest_setting_is_chosen(clock: Clock) -> None:
+    ways = [clock.worker(0.004, "slow"), clock.worker(0.001, "fast"), clock.worker(0.004, "slow too")]
     assert fastest(iter(ways)).settings == "fast"
 
 

@@ -133,8 +133,9 @@ def test_engine_json_is_alone_on_standard_output(capsys: pytest.CaptureFixture[s
 def test_engine_table_shows_rates_ratios_and_code_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "engine", "--cases", "lenet5-90"]) == 0
     out = capsys.readouterr().out
-    for said in ("180 (39.0)", "1/6.0", "not installed", "0.65", "1.98 times", "18,549 bytes"):
+    for said in ("180", "(39.0)", "1/6.0", "not installed", "0.65", "1 thread", "1.98 times", "18,549 bytes"):
         assert said in out
+    assert max(len(line) for line in out.splitlines() if line.startswith("│")) <= 80
 
 
 def test_memory_json(capsys: pytest.CaptureFixture[str]) -> None:

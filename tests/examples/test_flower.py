@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -81,9 +83,11 @@ def test_a_run_that_was_stopped_goes_on_and_ends_as_the_simulator_does(
             running.add_node({"shard": str(tmp_path / "shards" / shard_name(number)), "number": number})
         first = running.start(**options)
         wait_for(lambda: rounds_in(served) >= 1, running)
+        # A node that hangs holds the run up, so that it cannot be over before Flower's command has begun.
+        running.nodes[0].send_signal(signal.SIGSTOP)
         running.stop(first)
-        done = rounds_in(served)
-        assert done < config.rounds
+        running.nodes[0].send_signal(signal.SIGCONT)
+        assert rounds_in(served) < config.rounds
         said = running.run(**options, resume=True)
         assert "foreseed: report: " in said, said + running.log()
     assert rounds_in(served) == config.rounds
@@ -95,7 +99,8 @@ def test_a_run_that_was_stopped_goes_on_and_ends_as_the_simulator_does(
     assert fleet["refused"] == {}
 
 
-def test_the_benchmarks_proxy_carries_and_counts_every_byte() -> None:
+def test_the_benchmarks_proxy_carries_and_counts_every_byte_and_leaves_nothing_behind() -> None:
+    threads = threading.active_count()
     with socket.create_server(("127.0.0.1", 0)) as server, bench.Proxy(server.getsockname()[1]) as proxy:
         with socket.create_connection(("127.0.0.1", proxy.port)) as near:
             far = server.accept()[0]
@@ -106,6 +111,8 @@ def test_the_benchmarks_proxy_carries_and_counts_every_byte() -> None:
                 far.sendall(b"d" * 70_000)
             assert near.makefile("rb").read() == b"d" * 70_000
         assert (proxy.up, proxy.down) == (1000, 70_000)
+    assert threading.active_count() == threads
+    assert all(one.fileno() == -1 for one in proxy._open)
 
 
 def rounds_in(folder: Path) -> int:

@@ -20,7 +20,7 @@ from foreseed.simulate import read_example, run_simulated
 from foreseed.transport.link import broker
 from foreseed.wire import STATE, Fetch
 from tests.fleet.broker import Mosquitto
-from tests.fleet.kills import Devices, RealFleet, fleet_config
+from tests.fleet.kills import Devices, RealFleet, Unhurried, fleet_config
 from tests.fleet.test_served import PATIENCE, Spy
 from tests.simulate.small import World, make_world
 
@@ -113,8 +113,8 @@ def test_devices_without_numbers_are_known_by_the_record_when_the_run_is_simulat
 def test_the_fleet_s_status_is_there_while_the_server_runs_when_it_is_killed_and_after(
     world: World, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, folder = world.config.with_({"rounds": 300}), tmp_path / "real" / "run"
-    with RealFleet(config, tmp_path / "real", shards) as fleet:
+    config, folder = world.config.with_({"rounds": 40}), tmp_path / "real" / "run"
+    with RealFleet(config, tmp_path / "real", shards, Unhurried) as fleet:
         until(lambda: (folder / "status.json").exists() and len(read_status(folder).devices) == 6)
         fleet.devices.hang(2)
         until(lambda: read_status(folder).awaited == (2,))
@@ -141,16 +141,17 @@ def test_the_fleet_s_status_is_there_while_the_server_runs_when_it_is_killed_and
         fleet.finish()
     assert main(["fleet", "status", str(folder), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["server"], told["round"], told["awaited"]) == ("over", 300, [])
+    assert (told["server"], told["round"], told["awaited"]) == ("over", 40, [])
 
 
 @pytest.mark.slow
 def test_a_device_whose_shard_is_cut_short_stays_and_answers_when_it_is_back(
     world: World, shards: Path, tmp_path: Path
 ) -> None:
-    config, own = world.config.with_({"rounds": 200}), tmp_path / "shards"
+    world, own = world.changed(rounds=20), tmp_path / "shards"
+    config = world.config
     write_shards(load(config.data.set), world.population.partition, own)
-    with RealFleet(config, tmp_path / "real", own) as fleet:
+    with RealFleet(config, tmp_path / "real", own, Unhurried) as fleet:
         until(lambda: fleet.rounds >= 2)
         good = (own / shard_name(1)).read_bytes()
         os.truncate(own / shard_name(1), 100)
@@ -161,7 +162,7 @@ def test_a_device_whose_shard_is_cut_short_stays_and_answers_when_it_is_back(
         said = [line for line in fleet.devices.log(1).splitlines() if "no answer" in line]
     assert len(said) == 1
     assert "100 bytes are no whole number of records" in said[0]
-    run_simulated(config, tmp_path / "simulated", prepared=world.changed(rounds=200))
+    run_simulated(config, tmp_path / "simulated", prepared=world)
     assert (tmp_path / "real" / "run" / "model.fsp").read_bytes() == (tmp_path / "simulated" / "model.fsp").read_bytes()
 
 

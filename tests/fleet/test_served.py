@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -189,16 +189,16 @@ def test_a_second_server_on_the_same_folder_is_refused(
 ) -> None:
     with RealFleet(config, tmp_path / "real", shards) as fleet:
         fleet.devices.close()  # so that the first server waits
-        wait_for(tmp_path / "real" / "run" / "checkpoint" / "begun.json")
+        until((tmp_path / "real" / "run" / "checkpoint" / "begun.json").exists)
         with pytest.raises(LeaseError, match=r"served by another process, process .*; stop it, or wait with --standby"):
             serve(config, tmp_path / "real" / "run", world, fleet.broker.url, resume=True)
         assert fleet.server.is_alive()
 
 
-def wait_for(path: Path) -> None:
+def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not come"
+    while not condition():
+        assert time.monotonic() < end, "what was waited for did not come"
         time.sleep(0.005)
 
 
@@ -212,6 +212,8 @@ class Spy:
     def __init__(self, url: str) -> None:
         self.heard: list[tuple[str, Message]] = []
         """Each with the process that said it, or that it was for."""
+        self.joined: dict[str, set[str]] = {}
+        """The processes that have asked to take part, by their device's name."""
         connected = threading.Event()
         self._link = Link(
             broker(url), "spy", [topics.EVERY_UP, topics.down("+", "+")], received=self._note, connected=connected.set,
@@ -227,7 +229,15 @@ class Spy:
         self._link.stop()
 
     def _note(self, topic: str, payload: bytes) -> None:
-        self.heard.append((topic.rpartition("/")[2], decode(payload)))
+        message = decode(payload)
+        name, process = topics.sender(topic)
+        self.heard.append((process, message))
+        if isinstance(message, Join):
+            self.joined.setdefault(name, set()).add(process)
+
+    def is_back(self, number: int, before: set[str]) -> bool:
+        """Whether a process of a device has joined that was not there before."""
+        return not self.joined.get(f"device-{number}", set()) <= before
 
 
 class Churn:
@@ -253,10 +263,14 @@ class Churn:
         """Between two rounds: orders go out to devices that are dead before the broker has told."""
         if progress.done == progress.total:
             return
-        for number in self._gone[1:]:
+        # However long a process takes to start, it is back before the next round, and can be asked in those after it.
+        before = {number: set(self.spy.joined.get(f"device-{number}", ())) for number in self._gone[1:]}
+        for number in before:
             devices.start(number)
         for number in self._gone[:1]:
             devices.go_on(number)
+        for number, processes in before.items():
+            until(lambda number=number, processes=processes: self.spy.is_back(number, processes))  # type: ignore[misc]
         self._gone = self._random.sample(range(self.config.data.devices), 3)
         self.vanished += len(self._gone)
         devices.hang(self._gone[0])
