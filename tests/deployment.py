@@ -20,7 +20,7 @@ from pathlib import Path
 from foreseed.fleet.local import free_ports
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""
 
 _DEVICE_NEEDS = ("cffi", "_cffi_backend", "cbor2", "_cbor2", "paho", "pycparser")

@@ -18,7 +18,7 @@ import pytest
 from foreseed.cli import main
 from tests.fleet.broker import free_ports
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""
 WORDS = [
     "rounds=60", "eval_every=30", "data.devices=2", "data.per_round=1", "data.partition=iid", "train.k=2",

@@ -27,7 +27,7 @@ from foreseed.wire import Fetch, Join, Leave, Message, Presence, Ready, Reply, d
 from tests.device.scripted import RUN, Server, ask, join, small_coordinator, small_program, write_shard
 from tests.fleet.broker import Mosquitto, free_ports
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""
 NAME = "kitchen"
 COMMAND = [sys.executable, "-m", "foreseed.device.agent"]

@@ -16,7 +16,7 @@ from tests.fleet.broker import Mosquitto
 
 Kind = Literal["certificate", "password"]
 KINDS: tuple[Kind, ...] = ("certificate", "password")
-PATIENCE = 20.0
+PATIENCE = 300.0
 
 
 class Client(mqtt.Client):

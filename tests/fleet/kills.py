@@ -43,7 +43,7 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["foreseed.fleet.devices"])
 _SILENCE = 4.0
 """Seconds after which a server that is paused is taken for lost."""
-_PATIENCE = 120.0
+_PATIENCE = 300.0
 """Seconds until a trial counts as stuck; a quiet one takes a few."""
 
 

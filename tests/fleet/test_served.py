@@ -32,7 +32,7 @@ from tests.fleet.broker import Mosquitto
 from tests.fleet.kills import Devices, KilledAtTheEnd, RealFleet, fleet_config, simulated, trial
 from tests.simulate.small import World, leave_out_the_slow, make_world
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""
 
 

@@ -39,7 +39,7 @@ def killed_often(config: Config, folder: Path, after: Sequence[int], random: Ran
         process.close()
         left.append(_lines(folder))
     last = _start(config, folder)
-    last.join(120)
+    last.join(300)
     assert last.exitcode == 0
     last.close()
     return left

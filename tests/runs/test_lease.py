@@ -41,7 +41,7 @@ class Holder:
         ours, theirs = PROCESSES.Pipe()
         self.process = PROCESSES.Process(target=hold, args=(folder, theirs))
         self.process.start()
-        assert ours.poll(60.0)
+        assert ours.poll(300.0)
         assert ours.recv() == "held"
 
     def __enter__(self) -> Holder:
@@ -182,7 +182,7 @@ def test_of_many_who_want_it_one_gets_it(tmp_path: Path) -> None:
         ready.wait()
         try:
             with another(tmp_path, PATIENT).held():
-                assert all(refused.acquire(timeout=60.0) for _ in range(7))
+                assert all(refused.acquire(timeout=300.0) for _ in range(7))
                 return "held"
         except LeaseError:
             refused.release()

@@ -25,7 +25,7 @@ from foreseed.transport import link
 from foreseed.transport.link import Link, LinkError, broker
 from tests.fleet.broker import Mosquitto, free_ports
 
-PATIENCE = 30.0
+PATIENCE = 300.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""
 
 

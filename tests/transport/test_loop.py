@@ -15,7 +15,7 @@ from foreseed.transport.link import LinkError, Publication, broker
 from foreseed.transport.loop import Loop
 from tests.fleet.broker import Mosquitto
 
-PATIENCE = 30.0
+PATIENCE = 300.0
 """Seconds after which a test gives up waiting; what it waits for takes moments."""
 
 

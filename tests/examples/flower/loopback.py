@@ -17,7 +17,7 @@ from foreseed_flower import client_app
 Fault = Callable[[Message], str]
 """What becomes of a message: "" (it is answered), "crash", "lost" (no reply ever), "late" or "garbage"."""
 
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 """Seconds until a run counts as stuck; one takes a moment."""
 
 
