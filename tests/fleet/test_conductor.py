@@ -388,7 +388,7 @@ def test_devices_of_another_version_are_counted_and_named(monkeypatch: pytest.Mo
         assert stage.conductor.receive(name, instance_of("old"), join, stage.now) == []
     assert stage.conductor.presence("gone", presence, stage.now) == []
     assert stage.conductor.not_understood == dict.fromkeys(
-        ["old", "older"], "message version 1, this foreseed speaks 2"
+        ["old", "older"], "message version 1, this foreseed speaks 3"
     )
     assert stage.conductor.refused == {"other version": 5}
 
