@@ -270,7 +270,7 @@ class Churn:
         for number in self._gone[:1]:
             devices.go_on(number)
         for number, processes in before.items():
-            until(lambda number=number, processes=processes: self.spy.is_back(number, processes))  # type: ignore[misc]
+            until(partial(self.spy.is_back, number, processes))
         self._gone = self._random.sample(range(self.config.data.devices), 3)
         self.vanished += len(self._gone)
         devices.hang(self._gone[0])

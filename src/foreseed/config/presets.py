@@ -33,6 +33,8 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 
 _REPLY = 56
 """Bytes of a real device's reply beyond its packed differences."""
+_BLOCK = 5
+"""And for each further block: a scale, and what is left of its last byte."""
 
 
 def completed(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,10 +47,6 @@ def completed(tables: Mapping[str, Any]) -> dict[str, Any]:
             chosen = keys if "k" not in own else {key: x for key, x in keys.items() if (key, x) != ("spread", "auto")}
             given[table] = {**chosen, **own}
     return given
-
-
-_BLOCK = 5
-"""And for each further block: a scale, and what is left of its last byte."""
 
 
 def directions(bytes_up: int, bits: int, blocks: int) -> int:

@@ -23,7 +23,7 @@ from foreseed.coordinator.robust import gathered, limited
 from foreseed.coordinator.sampling import sample
 from foreseed.coordinator.sums import added
 from foreseed.engine import ForeseedError
-from foreseed.engine.blocks import Block
+from foreseed.engine.blocks import Block, probed
 from foreseed.engine.types import BITS, DirectionKind
 from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, Update, decode, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
@@ -113,7 +113,7 @@ class Rules:
     @property
     def probed(self) -> tuple[Block, ...]:
         """The blocks, or the one that all directions are."""
-        return self.blocks or (Block(0, self.k, self.spread),)
+        return probed(self.blocks, self.k, self.spread)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 
-from foreseed.engine.blocks import Block, spans
+from foreseed.engine.blocks import probed, spans
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.types import SHARED_DEVICE, Directions, Samples
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from foreseed.engine import Engine
-    from foreseed.engine.blocks import Span
+    from foreseed.engine.blocks import Block, Span
     from foreseed.engine.types import Buffer, DirectionKind
     from foreseed.wire import OrderMessage
 
@@ -66,7 +66,7 @@ class Order:
             raise OrderError(f"order: k {k} and spread {spread} with blocks: expected the sum of theirs, and 1")
         if blocks and local_steps != 1:
             raise OrderError(f"order: {local_steps} local steps with blocks: expected 1")
-        self.spans = spans(blocks or (Block(0, k, spread),))
+        self.spans = spans(probed(blocks, k, spread))
         for span in self.spans:
             _checked_int("spread", span.spread, 1, 2**32 - 1)
             if span.spread > span.k:

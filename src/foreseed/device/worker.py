@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from contextlib import suppress
 from math import isfinite
 
 from foreseed.device.probing import Order, answer
@@ -97,28 +98,26 @@ class Worker:
 
     def _fit(self, local_steps: bool = False) -> Engine:
         """An engine in what the budget leaves it; BudgetError says how many bytes would do."""
+        if self._keeps:
+            with suppress(BudgetError):  # whole passes then
+                return self._engine(local_steps, keep=True)
+        return self._engine(local_steps, keep=False)
+
+    def _engine(self, local_steps: bool, keep: bool) -> Engine:
         program, budget = self.program, self._budget
         beside = working_bytes(program.n_live, self._vectors, local_steps)
         if program.n_stats:
             # The statistics are those of batches of this size; elsewhere any batch gives the same bits.
             if not self._batch:
                 raise ForeseedError("the program has BatchNorm, the server gives no batch size; check its experiment")
-            batch = min(self._batch, self.shard.count)
-            engine = Engine(program, batch, keep=self._keeps)
-            if self._keeps and budget is not None and engine.planned_bytes + beside > budget:
-                engine = Engine(program, batch)
+            engine = Engine(program, min(self._batch, self.shard.count), keep=keep)
             if budget is not None and engine.planned_bytes + beside > budget:
                 raise over_budget(engine.planned_bytes + beside, budget)
             return engine
         if budget is None:
-            return Engine(program, _BATCH, keep=self._keeps)
+            return Engine(program, _BATCH, keep=keep)
         try:
-            if self._keeps:
-                return Engine(program, _BATCH, memory_budget=budget - beside, keep=True)
-        except BudgetError:
-            pass  # whole passes then
-        try:
-            return Engine(program, _BATCH, memory_budget=budget - beside)
+            return Engine(program, _BATCH, memory_budget=budget - beside, keep=keep)
         except BudgetError as error:
             raise over_budget(error.needed + beside, budget) from None
 

@@ -43,6 +43,11 @@ else:  # `typing` would cost a device 1.4 MB
     Span = namedtuple("Span", "at size first k spread")
 
 
+def probed(blocks: tuple[Block, ...], k: int, spread: int) -> tuple[Block, ...]:
+    """The blocks, or, where there are none, the one of all values that k directions are."""
+    return blocks or (Block(0, k, spread),)
+
+
 def spans(blocks: Sequence[Block]) -> list[Span]:
     """The blocks where they stand among values and directions."""
     found, at, first = [], 0, 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cbor2
 
-from foreseed.engine.blocks import Block
+from foreseed.engine.blocks import Block, probed
 from foreseed.engine.errors import ForeseedError
 from foreseed.engine.types import BITS
 
@@ -89,7 +89,7 @@ class OrderMessage(NamedTuple):
     @property
     def probed(self) -> tuple[Block, ...]:
         """The blocks, or the one that they are where nothing is said of them."""
-        return self.blocks or (Block(0, self.k, self.spread),)
+        return probed(self.blocks, self.k, self.spread)
 
 
 class Reply(NamedTuple):
