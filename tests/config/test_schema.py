@@ -60,8 +60,8 @@ def test_the_defaults_are_the_documented_ones():
         "k": 50, "sigma": 1e-4, "direction": "gaussian", "seeds": "per-device", "spread": 1, "blocks": 1,
         "bytes_up": 256, "passes": 51, "difference": "forward", "local_steps": 1, "local_lr": 0.01, "bits": 32,
         "optimiser": "sgd", "lr": 0.01, "momentum": 0.9,
-        "weight_decay": 0.0, "lr_decay": 0.995, "clip": 10.0, "rate": "fixed", "memory": False, "memory_bytes": 2**30,
-        "robust": "clip", "trim": 0.1, "ema": 0.0,
+        "weight_decay": 0.0, "lr_decay": 0.995, "schedule": "decay", "warmup": 0, "clip": 10.0, "rate": "fixed",
+        "memory": False, "memory_bytes": 2**30, "nesterov": False, "robust": "clip", "trim": 0.1, "ema": 0.0,
         "epochs": 1, "batch": 32,
     }  # fmt: skip
     assert config.fleet.model_dump() == {
@@ -79,6 +79,13 @@ def test_bits_are_those_that_a_reply_can_have(bad):
 def test_blocks_do_not_go_with_local_steps():
     said = refusal({"train.blocks": 5, "train.local_steps": 2})
     assert said.startswith("train.local_steps = 2, expected 1 with train.blocks above 1: a device's own steps go along")
+
+
+@pytest.mark.parametrize("key", ["train.memory=false", "train.momentum=0", "train.optimiser=adam"])
+def test_nesterov_needs_a_momentum_and_devices_that_do_not_replay(key):
+    load(None, ["train.memory=true", "train.nesterov=true"])
+    with pytest.raises(ConfigError, match="expected false: true only with"):
+        load(None, ["train.memory=true", "train.nesterov=true", key])
 
 
 def test_few_bits_do_not_go_with_local_steps():

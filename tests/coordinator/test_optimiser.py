@@ -21,6 +21,16 @@ def test_learning_rate_decays_from_the_second_round_on() -> None:
     assert constants(optimiser, 3)[0] == pytest.approx(0.025)
 
 
+def test_learning_rate_climbs_in_the_first_rounds_and_falls_as_half_a_cosine() -> None:
+    optimiser = Optimiser(lr=0.1, lr_decay=0.5, warmup=4, cosine=6)
+    falling = [1, (1 + 3**0.5 / 2) / 2, 0.75, 0.5, 0.25, (1 - 3**0.5 / 2) / 2, 0, 0]
+    expected = [
+        0.1 * climbed * fallen for climbed, fallen in zip([0.25, 0.5, 0.75, 1, 1, 1, 1, 1], falling, strict=True)
+    ]
+    assert [optimiser.lr_at(round) for round in range(1, 9)] == pytest.approx(expected)
+    assert [optimiser.constant.lr_at(round) for round in (1, 5, 9)] == [0.1, 0.1, 0.1]
+
+
 def test_sgd_is_told_as_lr_momentum_and_decay() -> None:
     assert constants(Optimiser("sgd", 0.1, 0.9, 0.01), 1) == pytest.approx([0.1, 0.9, 0.01])
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreseed import models
+from foreseed.config import Config
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.sampling import sample
 from foreseed.engine import ForeseedError, ValuesError
@@ -91,8 +92,8 @@ def task(make: Any = lenet, density: float = 0.3, ema: float = 0.0) -> Any:
     model = make()
     program, values = pruned(model, density)
     stats = np.array(models.stats(model, program), np.float32)
-    train = SimpleNamespace(**TRAIN, lr_decay=0.5, ema=ema)
-    config = SimpleNamespace(seed=11, train=train, data=SimpleNamespace(devices=5, per_round=3))
+    keys = {f"train.{key}": value for key, value in TRAIN.items()} | {"train.lr_decay": 0.5, "train.ema": ema}
+    config = Config().with_({"seed": 11, "data.devices": 5, "data.per_round": 3, **keys})
     return SimpleNamespace(config=config, model=model, program=program, values=values, stats=stats)
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreseed.coordinator import Optimiser
 from foreseed.coordinator.sampling import sample
 from foreseed.methods import fedsgd
 from foreseed.methods.backprop import LocalTrainer
+from foreseed.methods.descent import step
 from tests.simulate.small import WITH_BATCH_NORM, World, make_world, small_config, write_bars
 
 
@@ -38,6 +40,23 @@ def test_a_round_is_a_step_along_the_mean_gradient(bars: Path) -> None:
     assert row.train_loss == pytest.approx(sum(count / total * loss for count, _, loss in found))
     assert (row.round, list(row.participants), row.samples, row.snr) == (1, chosen, total, None)
     assert row.traffic.bytes_up == 3 * 4 * world.task.program.n_live
+
+
+def test_nesterov_steps_along_the_gradient_and_the_momentum_after_it(bars: Path) -> None:
+    world = make_world(small_config(bars, method="ntk-fedsgd", train__lr=0.1, train__momentum=0.5, train__memory=True))
+    plain, _ = rounds(world, 1)
+    ahead, _ = rounds(world.changed(train__nesterov=True), 1)
+    np.testing.assert_array_equal(ahead.buffers[0], plain.buffers[0])
+    moved = plain.values - world.task.values  # 0.1 g, and with half of the momentum, which is g, half as much again
+    np.testing.assert_allclose(ahead.values - world.task.values, 1.5 * moved, rtol=1e-4, atol=1e-7)
+
+
+def test_nesterov_by_hand() -> None:
+    momentum, gradient = np.array([1, -2], np.float32), np.array([3, 1], np.float32)
+    constants = Optimiser("sgd", lr=2.0, momentum=0.5).step(1)
+    values, [after] = step(np.zeros(2, np.float32), [momentum], gradient, constants, nesterov=True)
+    assert after.tolist() == [3.5, 0.0]
+    assert values.tolist() == [-2 * (3 + 0.5 * 3.5), -2 * 1.0]
 
 
 def test_it_learns_and_the_clip_bounds_a_step(bars: Path) -> None:

@@ -255,6 +255,16 @@ class Train(Table):
         le=1,
         description="lr's factor a round: 0.995 halves it every 138 rounds and calms the end (paper: 0.998); 1 = off",
     )
+    schedule: Literal["decay", "cosine"] = Field(
+        default="decay",
+        description="how lr falls: by lr_decay, or as half a cosine, to 0 in the last round, whatever lr_decay is",
+    )
+    warmup: int = Field(
+        default=0,
+        ge=0,
+        le=2**32 - 1,
+        description="first rounds, in which lr climbs from lr / warmup to lr: bears a larger lr, loses a little time",
+    )
     clip: NotNegative = Field(
         default=10.0,
         description="largest L2 norm of a round's estimate: tames bad rounds, but shortens good ones; 0 = off (paper)",
@@ -270,6 +280,10 @@ class Train(Table):
     memory_bytes: Count = Field(
         default=2**30,
         description="memory's largest file: more remember more devices, the longest unheard are forgotten",
+    )
+    nesterov: bool = Field(
+        default=False,
+        description="sgd looks ahead along its momentum: quicker without noise, noisier with it; needs memory",
     )
     robust: Literal["none", "clip", "trim"] = Field(
         default="clip",
@@ -354,6 +368,18 @@ class Train(Table):
     def _estimates_to_remember(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("seeds") == "shared":
             raise rule('false with train.seeds = "shared", where devices have no estimates of their own to remember')
+        return value
+
+    @field_validator("nesterov")
+    @classmethod
+    def _a_step_that_nobody_replays(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and not (
+            info.data.get("memory") and info.data.get("momentum") and info.data.get("optimiser") == "sgd"
+        ):
+            raise rule(
+                "false: true only with train.memory = true, since devices that replay updates know no such step, and "
+                'with train.optimiser = "sgd" and a momentum'
+            )
         return value
 
     @field_validator("spread")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import cos, pi
 from typing import Literal
 
 from foreseed.engine.errors import ForeseedError
@@ -11,13 +12,18 @@ from foreseed.engine.errors import ForeseedError
 
 @dataclass(frozen=True)
 class Optimiser:
-    """SGD with momentum, or Adam, on the aggregated gradient estimate; the learning rate decays every round."""
+    """SGD with momentum, or Adam, on the aggregated gradient estimate; the learning rate follows a schedule."""
 
     kind: Literal["sgd", "adam"] = "sgd"
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.0
     lr_decay: float = 1.0
+    warmup: int = 0
+    """Rounds in which the learning rate climbs."""
+    cosine: int = 0
+    """Rounds in which it falls to 0 as half a wave does; 0: it decays by `lr_decay`."""
+    nesterov: bool = False
     beta1: float = 0.9
     beta2: float = 0.99
     eps: float = 1e-8
@@ -35,7 +41,15 @@ class Optimiser:
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round (rounds count from 1)."""
-        return self.lr * self.lr_decay ** (round - 1)
+        climbed = min(1.0, round / self.warmup) if self.warmup else 1.0
+        if self.cosine:
+            return self.lr * climbed * (1 + cos(pi * min(1.0, (round - 1) / self.cosine))) / 2
+        return self.lr * climbed * self.lr_decay ** (round - 1)
+
+    @property
+    def constant(self) -> Optimiser:
+        """The same with one learning rate for every round."""
+        return replace(self, lr_decay=1.0, warmup=0, cosine=0)
 
     def step(self, round: int, share: float = 1.0) -> bytes:
         """The round's constants as float32, with a share of its rate: all that a replaying device needs to know."""

@@ -145,7 +145,7 @@ def epoch(task: Task, state: State, prober: Prober) -> Part:
     buffers = [rows[prober.device].copy() for rows in state.buffers]
     optimiser = optimiser_of(task.config)
     # The rate decays by rounds, a bias correction follows the device's own steps.
-    own = replace(optimiser, lr=optimiser.lr_at(number), lr_decay=1.0)
+    own = replace(optimiser.constant, lr=optimiser.lr_at(number))
     batches, losses = _shuffled(task.config, prober, state.done), []
     for i, rows in enumerate(batches):
         gradient, loss = estimate(task.config, prober, values, rows, number, i)

@@ -69,7 +69,8 @@ class Descent:
 def optimiser_of(config: Config) -> Optimiser:
     """The server's optimiser."""
     t = config.train
-    return Optimiser(t.optimiser, t.lr, t.momentum, t.weight_decay, t.lr_decay)
+    cosine = config.rounds if t.schedule == "cosine" else 0
+    return Optimiser(t.optimiser, t.lr, t.momentum, t.weight_decay, t.lr_decay, t.warmup, cosine, t.nesterov)
 
 
 def norm(gradient: Vector) -> float:
@@ -77,10 +78,15 @@ def norm(gradient: Vector) -> float:
     return sqrt(square(gradient))
 
 
-def step(values: Vector, buffers: Sequence[Vector], gradient: Vector, constants: bytes) -> tuple[Vector, list[Vector]]:
+def step(
+    values: Vector, buffers: Sequence[Vector], gradient: Vector, constants: bytes, nesterov: bool = False
+) -> tuple[Vector, list[Vector]]:
     """A step of the server's optimiser; new values, and the optimiser's new vectors."""
     moved, kept = values.copy(), [buffer.copy() for buffer in buffers]
     apply_step(moved, kept, gradient, constants)
+    if nesterov:  # g + mu m' in place of m', the momentum after the step, which is mu m + g
+        lr, mu, _ = np.frombuffer(constants, "<f4")
+        moved = values - lr * ((1 + mu) * kept[0] - mu * buffers[0])
     for buffer in kept:
         finite(buffer)
     return finite(moved), kept

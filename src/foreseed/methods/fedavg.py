@@ -26,6 +26,7 @@ from foreseed.engine.errors import ForeseedError, ValuesError
 from foreseed.meter import DeviceMemory, Work, bp_memory, bp_work
 from foreseed.methods.averaging import moving_average
 from foreseed.methods.backprop import Trained
+from foreseed.methods.descent import optimiser_of
 from foreseed.methods.protocol import Devices, Job, Local, RoundResult, Traffic, Vector
 from foreseed.methods.task import Task
 
@@ -74,8 +75,7 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
 def begin(config: Config, number: int) -> tuple[float, list[int]]:
     """The learning rate of a round, and its devices S_t."""
     everyone = np.arange(config.data.devices)
-    rate = config.train.lr * config.train.lr_decay ** (number - 1)
-    return rate, sample(config.seed, number, everyone, config.data.per_round)
+    return optimiser_of(config).lr_at(number), sample(config.seed, number, everyone, config.data.per_round)
 
 
 def client_update(

@@ -57,7 +57,9 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
     if config.train.clip and (length := norm(gradient)) > config.train.clip:
         gradient *= np.float32(config.train.clip / length)
     optimiser = optimiser_of(config)
-    state.values, state.buffers = step(state.values, state.buffers, gradient, optimiser.step(number))
+    state.values, state.buffers = step(
+        state.values, state.buffers, gradient, optimiser.step(number), optimiser.nesterov
+    )
     state.stats = aggregate((result.samples, result.stats) for result in found)
     state.ema = moving_average(state.ema, state.values, config.train.ema)
     state.done = number

@@ -148,7 +148,7 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
     update = update._replace(step=coordinator.optimiser.step(update.round, share))
     if rules.clip:
         update, gradient = _with_norm_at_most(coordinator, update, gradient, spread_over)
-    values, buffers = step(server.values, server.buffers, gradient, update.step)
+    values, buffers = step(server.values, server.buffers, gradient, update.step, coordinator.optimiser.nesterov)
     coordinator.close(update, values, buffers)
     # fsum: the built-in sum of floats rounds differently from one Python version to the next.
     loss = fsum(count * reply.base_loss for count, reply in zip(counts, replies, strict=True)) / fsum(counts)
