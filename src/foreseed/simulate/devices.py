@@ -14,6 +14,7 @@ from foreseed.coordinator import Coordinator
 from foreseed.device.probing import Answer, Order, answer, move
 from foreseed.device.worker import reply_to
 from foreseed.engine import Program, project
+from foreseed.engine.blocks import Span
 from foreseed.engine.types import Buffer, split
 from foreseed.methods.backprop import LocalTrainer
 from foreseed.methods.fedavg import client_update
@@ -205,16 +206,16 @@ class SimulatedDevices:
     ) -> tuple[array[float], float]:
         """One gradient for each part of the images, then sigma times its product with every direction."""
         images, labels = self.population.images(order.device)
-        divisions = {span.spread: split(len(images), span.spread) for span in order.spans}
-        gradients, loss = _gradients(
-            lambda parts: self._own_trainer(program).gradient(values, images, labels, parts, stats), divisions
+        found, loss = _gradients(
+            lambda parts: self._own_trainer(program).gradient(values, images, labels, parts, stats),
+            order.spans,
+            len(images),
         )
         differences = array("f", bytes(4 * order.k))
-        for span in order.spans:
-            parts, end = len(divisions[span.spread]), span.at + (span.size or program.n_live)
-            for part, gradient in enumerate(gradients[span.spread]):
-                slopes = project(order.directions(span, part, parts, step=step), gradient[span.at : end])
-                there = slice(span.first + part, span.first + span.k, parts)
+        for span, gradients in zip(order.spans, found, strict=True):
+            for part, gradient in enumerate(gradients):
+                slopes = project(order.directions(span, part, len(gradients), step=step), gradient)
+                there = slice(span.first + part, span.first + span.k, len(gradients))
                 differences[there] = array("f", [order.sigma * slope for slope in slopes])
         return differences, loss
 
@@ -223,24 +224,32 @@ Parts = Sequence[tuple[int, int]]
 
 
 def _gradients(
-    gradient: Callable[[Parts], tuple[Vector, float]], divisions: Mapping[int, Parts]
-) -> tuple[dict[int, Vector], float]:
-    """Gradients of the parts of every division of the same images, and the mean loss.
+    gradient: Callable[[Parts], tuple[Vector, float]], spans: Sequence[Span], count: int
+) -> tuple[list[Vector], float]:
+    """For every span the gradients [part, its values] of the parts of `count` images; and the mean loss.
 
     Where parts of a division are made of whole parts of the finest one, theirs are their means.
     """
+    divisions = {span.spread: split(count, span.spread) for span in spans}
     finest = max(divisions, key=lambda spread: len(divisions[spread]))
     rows, loss = gradient(divisions[finest])
-    found, edges = {finest: rows}, [first for first, _ in divisions[finest]]
-    counts = np.array([count for _, count in divisions[finest]], np.float64)[:, None]
-    for spread, parts in divisions.items():
+    edges, counts = [first for first, _ in divisions[finest]], _column(divisions[finest])
+    found: list[Vector] = []
+    for span in spans:
+        parts, own = divisions[span.spread], slice(span.at, span.at + span.size if span.size else None)
         starts = [first for first, _ in parts]
-        if spread not in found and set(starts) <= set(edges):
-            sums = np.add.reduceat(rows * counts, [edges.index(first) for first in starts])
-            found[spread] = (sums / [[count] for _, count in parts]).astype(np.float32)
-        elif spread not in found:
-            found[spread] = gradient(parts)[0]
+        if span.spread == finest:
+            found.append(rows[:, own])
+        elif set(starts) <= set(edges):
+            sums = np.add.reduceat(rows[:, own] * counts, [edges.index(first) for first in starts])
+            found.append((sums / _column(parts)).astype(np.float32))
+        else:
+            found.append(gradient(parts)[0][:, own])
     return found, loss
+
+
+def _column(parts: Parts) -> npt.NDArray[np.float64]:
+    return np.array([[count] for _, count in parts], np.float64)
 
 
 def _fetched(coordinator: Coordinator, order: OrderMessage, program: Program) -> tuple[int, int]:
