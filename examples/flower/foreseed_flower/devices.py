@@ -7,27 +7,25 @@ nothing else, so what a device says of its own accord (that it is ready, or gone
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from foreseed.coordinator import Coordinator
-from foreseed.engine import ForeseedError, Program
+from foreseed.engine import Program
 from foreseed.fleet.conductor import Conductor, Send
 from foreseed.fleet.costs import fleet_costs
 from foreseed.fleet.enrolment import store_numbers, stored_numbers
+from foreseed.fleet.real import RealDevices
 from foreseed.fleet.status import StatusFile
 from foreseed.methods.ntk_baffle import run_id
-from foreseed.methods.protocol import Traffic, Vector
+from foreseed.methods.protocol import Traffic
 from foreseed.methods.task import Task
-from foreseed.methods.workers import Workers
 from foreseed.runs import Lease, times_gone_back
 from foreseed.wire import ANY_NUMBER, NOTHING_HELD, STATE, Join, Leave, OrderMessage, Presence, Welcome, encode
 from foreseed.wire import Ready as ReadyMessage
@@ -54,9 +52,6 @@ _LONGEST = 300
 """Characters of a reason that a node gives: it may say anything."""
 _WORD = 30.0
 """Seconds of a round after which the user is told whom it waits for; then after twice as many, and so on."""
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass
@@ -87,43 +82,19 @@ class Asked(NamedTuple):
     """None for a join."""
 
 
-class FlowerDevices:
+class FlowerDevices(RealDevices):
     """The devices that a SuperLink reaches."""
 
     def __init__(self, task: Task, folder: Path, grid: Grid, lease: Lease, say: Callable[[str], None]) -> None:
-        self.task, self._workers = task, Workers(task)
+        super().__init__(task)
         self._folder, self._grid, self._lease, self._say = folder, grid, lease, say
         self._conductor: Conductor | None = None
         self._nodes: dict[int, Node] = {}
         self._asked: dict[str, Asked] = {}
         """By the message's id."""
         self._looked = 0.0
-        self._order_at: float | None = None
-        """When the round's first order went out."""
         self._bytes = {"up": 0, "down": 0}
-        self._sizes: dict[int, int] = {}
         self._status, self._over = StatusFile(folder, task.config.run_name, task.config.rounds), False
-
-    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        return self._workers.map(work, items)
-
-    def evaluate(self, program: Program, values: Vector, stats: Vector) -> tuple[float, float]:
-        return self._workers.evaluate(program, values, stats)
-
-    def digests(self) -> dict[str, str]:
-        """Nobody but the devices knows what they hold."""
-        return {}
-
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """What devices said when they answered."""
-        return np.array([self._sizes[device] for device in sorted(self._sizes)], np.int64)
-
-    def train(self, *_: Any) -> Iterator[Any]:
-        raise ForeseedError(
-            "nodes answer orders and do nothing else; expected a method that asks no more, such as ntk-baffle"
-        )
-
-    gradients = visit = probe = train
 
     def costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         self._over = True
@@ -135,10 +106,9 @@ class FlowerDevices:
         self._workers.close()
 
     def ask(self, coordinator: Coordinator, program: Program) -> Traffic:
-        if program is not self.task.program:
-            raise ForeseedError("nodes keep the program that they began with; expected a method of a fixed mask")
+        self._check_program(program)
         conductor = self._conductor or self._start(coordinator)
-        self._order_at, refused = None, conductor.refused.copy()
+        self._asked_at, refused = None, conductor.refused.copy()
         self._bytes = {"up": 0, "down": 0}
         conductor.open(time.monotonic())
         word_at, wait = time.monotonic() + _WORD, _WORD
@@ -156,15 +126,7 @@ class FlowerDevices:
         if conductor.late:
             wanted, deadline = coordinator.rules.per_round, self.task.config.fleet.deadline
             self._say(f"round {coordinator.round}: {len(replies)} of {wanted} answers within {deadline:g} s")
-        self._sizes |= {reply.device: reply.samples for reply in replies}
-        assert self._order_at is not None
-        waited = 1000 * (time.monotonic() - self._order_at)
-        measured = {
-            "round_overhead_ms": waited - min(waited, max(reply.compute_ms for reply in replies)),
-            "refused": dict(conductor.refused - refused),
-            "sizes": [reply.samples for reply in replies],
-            "peaks_kib": [reply.peak_kib for reply in replies],
-        }
+        measured = self._measured(replies) | {"refused": dict(conductor.refused - refused)}
         return Traffic(self._bytes["up"], self._bytes["down"], measured)
 
     def _start(self, coordinator: Coordinator) -> Conductor:
@@ -256,7 +218,7 @@ class FlowerDevices:
                 node.join_at = float("inf")
             else:
                 node.orders += 1
-                self._order_at = self._order_at or time.monotonic()
+                self._asked_at = self._asked_at or time.monotonic()
         for (node, order), message_id in zip(requests, self._grid.push_messages(messages), strict=True):
             self._asked[message_id] = Asked(node, order)
 

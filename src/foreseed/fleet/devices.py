@@ -6,27 +6,24 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from foreseed.config import Config, ConfigError, methods
 from foreseed.coordinator import Coordinator
-from foreseed.engine import ForeseedError, Program
+from foreseed.engine import Program
 from foreseed.fleet.conductor import Conductor, Device, Send
 from foreseed.fleet.costs import fleet_costs
 from foreseed.fleet.enrolment import agreed, store_numbers, stored_numbers
+from foreseed.fleet.real import RealDevices
 from foreseed.fleet.status import StatusFile
 from foreseed.methods.ntk_baffle import run_id
-from foreseed.methods.protocol import Traffic, Vector
+from foreseed.methods.protocol import Traffic
 from foreseed.methods.task import Task
-from foreseed.methods.workers import Workers
 from foreseed.runs import Change, Lease, changes_of, times_gone_back
 from foreseed.transport.inbox import Inbox
 from foreseed.transport.link import Broker, Link, Publication
@@ -50,8 +47,6 @@ _FINISH_TIMEOUT = 10.0
 """Seconds to find the broker in, when all that is left to say is that the run is over."""
 
 Table = Mapping[str, Device]
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def check(config: Config) -> None:
@@ -68,7 +63,7 @@ def check(config: Config) -> None:
         )
 
 
-class FleetDevices:
+class FleetDevices(RealDevices):
     """The devices that a broker reaches."""
 
     def __init__(
@@ -82,7 +77,8 @@ class FleetDevices:
         names: Mapping[str, int] | None = None,
     ) -> None:
         """`lease` is that of the folder; `names` are those of an enrolment: nobody else takes part then."""
-        self.task, self._workers, self._names = task, Workers(task), names
+        super().__init__(task)
+        self._names = names
         self._broker, self._say, self._watch = broker, say, watch
         self._folder, self._lease, self._connections = folder, lease, 0
         config, program = task.config, task.program
@@ -93,14 +89,11 @@ class FleetDevices:
         self._conductor: Conductor | None = None
         self._last_traffic: dict[str, tuple[int, int]] = {}
         self._traffic = {"bytes_up": 0, "bytes_down": 0}
-        self._asked_at: float | None = None
-        """When the round's first order went out."""
         self._silence_deadline = self._echo_deadline = inf
         """When to look into a round without an answer, and into a broker that does not repeat our announcement."""
         self._other_runs = set[bytes]()
         """Runs of other servers at this broker that were told, and what this run was called before it changed."""
         self._status, self._over = StatusFile(folder, config.run_name, config.rounds), False
-        self._sizes: dict[int, int] = {}
         self._late_rounds = 0
         """Rounds that closed at their deadline with some answers missing."""
         self._refreshed = 0.0
@@ -112,30 +105,8 @@ class FleetDevices:
             if threading.current_thread() is threading.main_thread()
         }
 
-    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        return self._workers.map(work, items)
-
-    def evaluate(self, program: Program, values: Vector, stats: Vector) -> tuple[float, float]:
-        return self._workers.evaluate(program, values, stats)
-
-    def digests(self) -> dict[str, str]:
-        """Nobody but the devices knows what they hold."""
-        return {}
-
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """What devices said when they answered."""
-        return np.array([self._sizes[device] for device in sorted(self._sizes)], np.int64)
-
-    def train(self, *_: Any) -> Iterator[Any]:
-        raise ForeseedError(
-            "real devices answer orders and do nothing else; expected a method that asks no more, such as ntk-baffle"
-        )
-
-    gradients = visit = probe = train
-
     def ask(self, coordinator: Coordinator, program: Program) -> Traffic:
-        if program is not self.task.program:
-            raise ForeseedError("real devices keep the program that they began with; expected a method of a fixed mask")
+        self._check_program(program)
         conductor = self._conductor or self._start(coordinator)
         self._asked_at, refused = None, conductor.refused + self._inbox.dropped
         conductor.open(time.monotonic())
@@ -157,15 +128,8 @@ class FleetDevices:
             self._report_late(coordinator)
         replies, traffic = coordinator.replies, self._traffic
         self._traffic = {"bytes_up": 0, "bytes_down": 0}
-        self._sizes |= {reply.device: reply.samples for reply in replies}
-        assert self._asked_at is not None
-        waited = 1000 * (time.monotonic() - self._asked_at)
-        measured = self._wire(replies) | {
-            "round_overhead_ms": waited - min(waited, max(reply.compute_ms for reply in replies)),
-            "refused": dict(conductor.refused + self._inbox.dropped - refused),
-            "sizes": [reply.samples for reply in replies],
-            "peaks_kib": [reply.peak_kib for reply in replies],
-        }
+        new_refused = dict(conductor.refused + self._inbox.dropped - refused)
+        measured = self._measured(replies) | self._wire(replies) | {"refused": new_refused}
         return Traffic(traffic["bytes_up"], traffic["bytes_down"], measured)
 
     def costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -201,12 +201,12 @@ def test_a_node_that_goes_offline_comes_back_under_its_number(tmp_path: Path) ->
 
 
 def test_a_late_reply_counts_for_nothing(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, fleet__sample="present", fleet__deadline=0.2, fleet__min_replies=1, data__per_round=6)
+    bench = Bench(tmp_path, fleet__sample="present", fleet__deadline=3.0, fleet__min_replies=1, data__per_round=6)
     bench.grid.faults[FIRST] = of_type("train", "late", 1)
     bench.serve(watch=lambda progress: bench.grid.release_late())
     assert [row["participants"] for row in bench.rows[:1]] == [[1, 2, 3, 4, 5]]
     assert [row["refused"] for row in bench.rows[:3]] == [{}, {"late": 1}, {}]
-    assert bench.said == ["round 1: 5 of 6 answers within 0.2 s"]
+    assert bench.said == ["round 1: 5 of 6 answers within 3 s"]
 
 
 def test_a_reply_that_is_none_changes_nothing(tmp_path: Path) -> None:
