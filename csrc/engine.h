@@ -17,7 +17,8 @@ typedef struct {
     uint32_t offset;
     uint16_t c, h, w;
     uint16_t border_h, border_w;
-    uint16_t fresh; /* 1: this op's own place; 0: it works in place on its input's */
+    uint8_t fresh; /* 1: this op's own place; 0: it works in place on its input's */
+    uint8_t start; /* 1: a run may begin at this op: what it and those behind it read of earlier ones is kept */
 } fs_place;
 
 /* Where an op's numbers begin. */
@@ -27,8 +28,8 @@ typedef struct {
 
 struct fs_engine {
     fs_program program;
-    fs_config config;
     const fs_isa *isa;
+    uint32_t batch, directions, by_row; /* as in fs_config */
     uint32_t lanes, blocks;
     uint32_t streamed; /* 1: only op 0, a conv, reads the image: rows are made on the fly */
     uint32_t row_capacity, rows_in_flight;

@@ -88,8 +88,11 @@ typedef struct {
     uint32_t by_row;     /* 1: no perturbed copy; each row of weights is perturbed when it is used, again
                             for every batch: less memory, more arithmetic. Needs directions = 1. */
     uint32_t isa;        /* 0: the best that this machine runs; otherwise FS_PLAIN, FS_AVX2, FS_AVX512 or FS_NEON */
-    uint32_t keep;       /* 1: what comes before the values that directions perturb is computed once for all of
-                            them: fewer operations, a little more memory for tensors that must stay */
+    /* Where ranges of directions begin: what comes before the op of such a value is computed once for all directions
+     * of a range that begins there or later, and stays in memory. Other ranges take whole passes, to the same bits.
+     * Read by fs_make_plan and fs_start only. */
+    const uint32_t *keep;
+    uint32_t n_keep;
 } fs_config;
 
 enum { FS_BEST = 0, FS_PLAIN, FS_AVX2, FS_AVX512, FS_NEON };

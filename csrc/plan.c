@@ -58,21 +58,23 @@ static void draft_lives(const fs_program *program, draft *d) {
     }
 }
 
-/* Where a run may start again at any op that has values, what such an op and its successors read of what was made
- * before it lives to the end: nobody then works in place on it, or takes its place. */
-static void keep_tensors(const fs_program *program, draft *d) {
-    const uint32_t n = program->n_ops;
-    fs_op op;
-    for (uint32_t i = 1; i < n; i++) {
-        fs_read_op(program, i, &op);
-        if (op.owner != i || !fs_op_values(&op, 1)) continue;
-        for (uint32_t t = 0; t <= i; t++)
-            if (d->dies[t] >= i) d->dies[t] = (uint16_t)n;
-    }
+/* Whether a range begins among these values. Nothing comes before value 0 that would be worth keeping. */
+static int is_start(const fs_config *config, uint32_t at, uint32_t values) {
+    for (uint32_t k = 0; at && k < config->n_keep; k++)
+        if (at <= config->keep[k] && config->keep[k] < at + values) return 1;
+    return 0;
 }
 
-/* Shapes, borders, and who works in place on whom. */
-static void draft_tensors(const fs_program *program, draft *d) {
+/* What op i and those behind it read of what was made before lives to the end of n ops: nobody then works in place on
+ * it, or takes its place. */
+static void keep_tensors(draft *d, uint32_t i, uint32_t n) {
+    d->places[i + 1].start = 1;
+    for (uint32_t t = 0; t <= i; t++)
+        if (d->dies[t] >= i) d->dies[t] = (uint16_t)n;
+}
+
+/* Shapes, borders, what is kept, and who works in place on whom. */
+static void draft_tensors(const fs_program *program, const fs_config *config, draft *d) {
     const uint32_t n = program->n_ops;
     fs_step at = {0, 0, 0};
     fs_op op;
@@ -83,9 +85,10 @@ static void draft_tensors(const fs_program *program, draft *d) {
         fs_read_op(program, i, &op);
         fs_size s = {d->places[op.a].c, d->places[op.a].h, d->places[op.a].w};
         const int own = !fs_has(FS_LAYER_SHARED) || op.owner == i;
-        d->steps[i] = at;
-        if (!own) d->steps[i] = d->steps[op.owner];
-        if (own) at.values += fs_op_values(&op, s.c);
+        const uint32_t values = own ? fs_op_values(&op, s.c) : 0;
+        d->steps[i] = own ? at : d->steps[op.owner];
+        if (is_start(config, at.values, values)) keep_tensors(d, i, n);
+        at.values += values;
         d->root[i + 1] = (uint16_t)(i + 1);
         if (op.kind == FS_CONV) {
             if (own) at.structure += structure_bytes(program, &op, at.structure);
@@ -187,15 +190,14 @@ static fs_status make_draft(const fs_program *program, const fs_config *config, 
     const uint32_t wide = isa->width ? isa->width : FS_MAX_LANES;
     const uint32_t lanes = config->lanes ? config->lanes : config->batch < wide ? 1 : wide;
     if (lanes > FS_MAX_LANES || lanes & (lanes - 1)) return FS_BAD_CONFIG;
-    if (config->keep > 1 || config->by_row > 1 || (config->by_row && config->directions != 1)) return FS_BAD_CONFIG;
+    if (config->by_row > 1 || (config->by_row && config->directions != 1)) return FS_BAD_CONFIG;
     memset(d, 0, sizeof *d);
     d->lanes = lanes;
     d->blocks = (config->batch + lanes - 1) / lanes;
     d->wide = isa->width && lanes >= isa->width;
     d->streamed = is_streamed(program);
     draft_lives(program, d);
-    if (config->keep) keep_tensors(program, d);
-    draft_tensors(program, d);
+    draft_tensors(program, config, d);
     if (!place_tensors(program, d)) return FS_BAD_CONFIG;
     draft_buffers(program, config, d);
     if (d->window > INT32_MAX) return FS_BAD_CONFIG; /* likewise */
@@ -241,7 +243,8 @@ fs_status fs_start(fs_engine **engine, const fs_program *program, const fs_confi
     uint8_t *at = arena;
     fs_engine *e = take(&at, sizeof *e);
     memset(e, 0, sizeof *e);
-    e->program = *program, e->config = *config, e->isa = fs_find_isa(config->isa);
+    e->program = *program, e->isa = fs_find_isa(config->isa);
+    e->batch = config->batch, e->directions = config->directions, e->by_row = config->by_row;
     e->lanes = d.lanes, e->blocks = d.blocks, e->streamed = d.streamed;
     e->row_capacity = d.row_capacity, e->rows_in_flight = d.rows_in_flight;
     e->window_height = d.window_height, e->window_row = d.window_row;

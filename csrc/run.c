@@ -271,7 +271,7 @@ static fs_status check_stats(const fs_engine *e, const float *stats) {
 
 static fs_batch next_batch(const fs_engine *e, const fs_samples *samples, uint32_t first, uint32_t directions) {
     const uint32_t left = samples->count - first;
-    fs_batch batch = {directions, left < e->config.batch ? left : e->config.batch, 0, samples, first};
+    fs_batch batch = {directions, left < e->batch ? left : e->batch, 0, samples, first};
     batch.blocks = (batch.images + e->lanes - 1) / e->lanes;
     return batch;
 }
@@ -294,7 +294,7 @@ static fs_status check_finite(const double *losses, uint32_t n) {
 /* Sums of losses over all samples for `n` directions side by side. */
 static fs_status run(fs_engine *e, const fs_samples *samples, uint32_t n, double *losses, uint32_t *correct) {
     for (uint32_t d = 0; d < n; d++) losses[d] = 0;
-    for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
+    for (uint32_t first = 0; first < samples->count; first += e->batch) {
         const fs_batch batch = next_batch(e, samples, first, n);
         forward(e, &batch, 0, e->program.n_ops);
         add_losses(e, &batch, losses, correct);
@@ -320,7 +320,7 @@ fs_status fs_logits(fs_engine *e, const float *values, const float *stats, const
     fs_status status = check_count(samples);
     if (status || (status = check_stats(e, stats))) return status;
     use(e, values, 0, stats);
-    for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
+    for (uint32_t first = 0; first < samples->count; first += e->batch) {
         const fs_batch batch = next_batch(e, samples, first, 1);
         forward(e, &batch, 0, e->program.n_ops);
         for (uint32_t i = 0; i < batch.images; i++) {
@@ -338,7 +338,7 @@ fs_status fs_batch_stats(fs_engine *e, const float *values, const fs_samples *sa
     use(e, values, 0, NULL);
     memset(stats, 0, 4 * (size_t)e->program.n_stats);
     e->stats_out = stats;
-    for (uint32_t first = 0; first < samples->count; first += e->config.batch) {
+    for (uint32_t first = 0; first < samples->count; first += e->batch) {
         const fs_batch batch = next_batch(e, samples, first, 1);
         forward(e, &batch, 0, e->program.n_ops);
     }
@@ -360,13 +360,13 @@ static size_t perturbed_stride(const fs_engine *e) {
 /* As many directions as run side by side, of those that are not yet done. */
 static uint32_t next_group(const fs_engine *e, const probe *p, uint32_t done) {
     const uint32_t left = p->directions.count - done;
-    return left < e->config.directions ? left : e->config.directions;
+    return left < e->directions ? left : e->directions;
 }
 
 /* The values that no direction perturbs are the same in all perturbed copies. */
 static void copy_the_rest(fs_engine *e, const probe *p) {
     const uint32_t at = p->directions.at, end = at + p->directions.size;
-    for (uint32_t d = 0; !e->config.by_row && d < next_group(e, p, 0); d++) {
+    for (uint32_t d = 0; !e->by_row && d < next_group(e, p, 0); d++) {
         float *copy = e->perturbed + d * perturbed_stride(e);
         memcpy(copy, p->values, 4 * (size_t)at);
         memcpy(copy + end, p->values + end, 4 * (size_t)(e->program.n_live - end));
@@ -377,7 +377,7 @@ static void copy_the_rest(fs_engine *e, const probe *p) {
 static void use_directions(fs_engine *e, const probe *p, uint32_t done, uint32_t n) {
     const fs_directions *d = &p->directions;
     const uint32_t first = d->first + done * d->step;
-    if (e->config.by_row) {
+    if (e->by_row) {
         use(e, p->values, 0, p->stats);
         e->noise = d, e->noise_k = first;
         return;
@@ -389,15 +389,17 @@ static void use_directions(fs_engine *e, const probe *p, uint32_t done, uint32_t
     fs_lap(FS_TIME_PERTURB);
 }
 
-/* The first op that uses a value of the range; 0 if none does. */
-static uint32_t first_perturbed(const fs_engine *e, const fs_directions *range) {
+/* The last op that a run may begin at and before which none uses a value of the range; 0 is a whole pass. */
+static uint32_t find_start(const fs_engine *e, const fs_directions *range) {
+    uint32_t start = 0;
     for (uint32_t i = 0; i < e->program.n_ops; i++) {
         fs_op op;
         fs_read_op(&e->program, i, &op);
+        if (e->places[i + 1].start) start = i;
         const uint32_t at = e->steps[i].values, end = at + fs_op_values(&op, e->places[op.a].c);
-        if (at < range->at + range->size && range->at < end) return i;
+        if (at < range->at + range->size && range->at < end) break;
     }
-    return 0;
+    return start;
 }
 
 /* Every direction by passes of its own over all samples. */
@@ -420,7 +422,7 @@ static fs_status probe_by_batches(fs_engine *e, const probe *p, uint32_t start, 
     uint32_t correct = 0;
     for (uint32_t i = 0; i < count; i++) losses[i] = 0;
     if (base) *base = 0;
-    for (uint32_t first = 0; first < p->samples->count; first += e->config.batch) {
+    for (uint32_t first = 0; first < p->samples->count; first += e->batch) {
         fs_batch batch = next_batch(e, p->samples, first, 1);
         use(e, p->values, 0, p->stats);
         forward(e, &batch, 0, base ? n_ops : start);
@@ -445,7 +447,7 @@ fs_status fs_probe(fs_engine *e, const float *values, const float *stats, const 
     if (range->at > n_live || range->size > n_live - range->at || (n_live && !range->size)) return FS_BAD_CONFIG;
     fs_status status = check_samples(e, samples);
     if (status || (status = check_stats(e, stats))) return status;
-    const uint32_t start = e->config.keep ? first_perturbed(e, range) : 0;
+    const uint32_t start = find_start(e, range);
     copy_the_rest(e, &p);
     return start ? probe_by_batches(e, &p, start, losses, base) : probe_by_passes(e, &p, losses, base);
 }

@@ -14,6 +14,7 @@ from foreseed.device import state as state_module
 from foreseed.device.member import Member
 from foreseed.device.worker import Worker
 from foreseed.engine import SHARED_DEVICE
+from foreseed.engine.blocks import Block
 from foreseed.wire import (
     CHUNK,
     NOTHING_HELD,
@@ -269,6 +270,7 @@ def test_an_order_that_waits_is_not_taken_twice(shard: Path) -> None:
         ({"sigma": 0.0}, "impossible order"),
         ({"local_lr": -1.0}, "impossible order"),
         ({"k": MAX_DIRECTIONS, "local_steps": 2}, "impossible order"),
+        ({"blocks": (Block(1, 2, 1), Block(1, 2, 1))}, "impossible order"),
     ],
 )
 def test_an_order_for_others_or_for_nobody_changes_nothing(shard: Path, change: dict[str, Any], reason: str) -> None:

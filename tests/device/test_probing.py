@@ -74,10 +74,10 @@ def test_spread_probes_direction_k_on_part_k_mod_spread_against_that_parts_own_b
 
 
 @pytest.mark.parametrize("central", [False, True])
-@pytest.mark.parametrize("keep", [False, True])
-def test_directions_of_a_block_perturb_its_values_alone(central: bool, keep: bool) -> None:
-    samples, engine = _samples(7), Engine(PROGRAM, batch=4, keep=keep)
+@pytest.mark.parametrize("kept", [False, True])
+def test_directions_of_a_block_perturb_its_values_alone(central: bool, kept: bool) -> None:
     first = PROGRAM.layers()[0].n_values + PROGRAM.layers()[1].n_values
+    samples, engine = _samples(7), Engine(PROGRAM, batch=4, keep=[first] if kept else [])
     blocks = (Block(first, 3, 1), Block(PROGRAM.n_live - first, 4, 2))
     found = answer(engine, VALUES, samples, Order(5, 3, 9, k=7, sigma=SIGMA, central=central, blocks=blocks))
 

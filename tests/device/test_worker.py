@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from foreseed.device.member import Member
 from foreseed.device.worker import working_bytes
+from foreseed.engine.blocks import Block
+from foreseed.engine.native import NativeEngine
+from foreseed.engine.program import Program
 from foreseed.wire import Fetch, Reply, encode
 from tests.device.scripted import (
     LARGE,
@@ -92,6 +96,46 @@ def test_an_engine_gives_way_to_local_steps(shard: Path) -> None:
         assert after + room <= budget
         batches.add(member.worker.engine.batch)
     assert len(batches) > 3
+
+
+def blocks_from(starts: list[int], program: Program) -> tuple[Block, ...]:
+    """Two directions for each block; they begin at 0 and there."""
+    return tuple(Block(end - at, 2, 1) for at, end in pairwise([0, *starts, program.n_live]))
+
+
+def test_a_budget_for_whole_passes_alone_answers_about_blocks_all_the_same(shard: Path) -> None:
+    program = small_program()
+    # From the norm on: it cannot work in place on what is kept for it.
+    start = program.layers()[0].n_values
+    server = serve(program, blocks=blocks_from([start], program))
+    least = too_small(server, shard, 2 * len(program.bytes))
+    beside = working_bytes(program.n_live, server.coordinator.vectors)
+    enough = NativeEngine(program, batch=1, by_row=True, lanes=1, keep=[start]).planned_bytes + beside
+    assert least < enough
+    order, answers = server.order(), set()
+    for budget, keep in ((least, ()), (enough - 1, ()), (enough, (start,)), (None, (start,))):
+        member = Member(shard, memory_budget=budget)
+        join(server, member)
+        answers.add(without_costs(ask(server, member, order)[-1]))
+        assert member.worker is not None
+        assert member.worker.engine.keep == keep
+        assert budget is None or member.worker.engine.planned_bytes + beside <= budget
+    assert len(answers) == 1
+
+
+def test_an_engine_keeps_what_the_order_at_hand_needs(shard: Path) -> None:
+    program = small_program()
+    conv, norm = (layer.n_values for layer in program.layers()[:2])
+    server, member = serve(program), Member(shard)
+    join(server, member)
+    for starts in ([conv], [conv, conv + norm], [], [conv + norm]):
+        blocks = blocks_from(starts, program) if starts else ()
+        order = server.order()._replace(k=2 * max(len(blocks), 1), blocks=blocks)
+        other = Member(shard)
+        join(server, other)
+        assert without_costs(ask(server, member, order)[-1]) == without_costs(ask(server, other, order)[-1])
+        assert member.worker is not None
+        assert member.worker.engine.keep == tuple(starts)
 
 
 def peak_of_an_answer(shard: Path, bits: int) -> int:

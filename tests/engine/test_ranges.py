@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from foreseed.engine import in_parts, native, reference_rng
 from foreseed.engine.errors import ForeseedError, ValuesError
 from foreseed.engine.native import NativeEngine, isas
-from foreseed.engine.program import Act, Kind, Op, Pool, assemble
+from foreseed.engine.program import Act, Kind, Op, Pool, Program, assemble
 from foreseed.engine.reference import ReferenceEngine
 from foreseed.engine.types import DirectionKind, Directions
 from tests.engine.conftest import Backend
@@ -29,13 +30,17 @@ def of_range(d: Directions, at: int, size: int) -> Directions:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Case, Directions]:
-    """A program with values, and directions of some of them."""
+def cases(draw: st.DrawFn) -> tuple[Case, Directions, list[int]]:
+    """A program with values, directions of some of them, and values to keep what comes before: theirs, any or none."""
     case = draw(programs().filter(lambda case: case.program.n_live > 0))
     n = case.program.n_live
     # As often from the end: that is where there is most to be computed once.
     at = draw(st.one_of(st.integers(0, n - 1), st.integers(1, min(n, 12)).map(lambda left: n - left)))
-    return case, of_range(draw(directions()), at, draw(st.integers(1, n - at)))
+    keep = draw(st.one_of(st.just([at]), st.lists(st.integers(0, n - 1), max_size=3)))
+    return case, of_range(draw(directions()), at, draw(st.integers(1, n - at))), keep
+
+
+Drawn = tuple[Case, Directions, list[int]]
 
 
 @st.composite
@@ -69,10 +74,10 @@ def linear_layers(case: Case) -> tuple[int, int]:
 
 @many
 @given(drawn=cases(), how=layouts(), freeze=st.booleans())
-def test_what_is_kept_changes_no_bit(drawn: tuple[Case, Directions], how: dict[str, Any], freeze: bool) -> None:
-    case, d = drawn
+def test_what_is_kept_changes_no_bit(drawn: Drawn, how: dict[str, Any], freeze: bool) -> None:
+    case, d, keep = drawn
     asked = case.values, case.samples, d, case.stats if freeze else None
-    plain, kept = NativeEngine(case.program, **how), NativeEngine(case.program, **how, keep=True)
+    plain, kept = NativeEngine(case.program, **how), NativeEngine(case.program, **how, keep=keep)
     assert kept.probe(*asked).tobytes() == plain.probe(*asked).tobytes()
     assert kept.observed_bytes <= kept.planned_bytes
     # Nor does what a probe leaves behind change the next call's.
@@ -85,11 +90,11 @@ def test_what_is_kept_changes_no_bit(drawn: tuple[Case, Directions], how: dict[s
 
 
 @some
-@given(drawn=cases(), batch=batches, at_once=st.integers(1, 3), freeze=st.booleans(), keep=st.booleans())
+@given(drawn=cases(), batch=batches, at_once=st.integers(1, 3), freeze=st.booleans())
 def test_probe_is_the_loss_where_only_the_range_is_perturbed(
-    backend: Backend, drawn: tuple[Case, Directions], batch: int, at_once: int, freeze: bool, keep: bool
+    backend: Backend, drawn: Drawn, batch: int, at_once: int, freeze: bool
 ) -> None:
-    case, d = drawn
+    case, d, keep = drawn
     stats, here = case.stats if freeze else None, slice(d.at, d.at + d.size)
     engine = backend.engine(case.program, batch=batch, directions=at_once, keep=keep)
     losses = engine.probe(case.values, case.samples, d, stats)
@@ -102,19 +107,12 @@ def test_probe_is_the_loss_where_only_the_range_is_perturbed(
 @some
 @given(
     drawn=cases(), how=layouts(), freeze=st.booleans(), k=st.integers(1, 7), spread=st.integers(1, 7),
-    central=st.booleans(), block=st.integers(1, 8), keep=st.booleans(),
+    central=st.booleans(), block=st.integers(1, 8),
 )  # fmt: skip
 def test_an_answer_about_a_range_is_that_of_single_probes(
-    drawn: tuple[Case, Directions],
-    how: dict[str, Any],
-    freeze: bool,
-    k: int,
-    spread: int,
-    central: bool,
-    block: int,
-    keep: bool,
+    drawn: Drawn, how: dict[str, Any], freeze: bool, k: int, spread: int, central: bool, block: int
 ) -> None:
-    case, d = drawn
+    case, d, keep = drawn
     asked = Directions(d.seed, d.round, d.device, k, d.first, kind=d.kind, sigma=d.sigma, at=d.at, size=d.size)
     order = case.values, case.samples, asked, min(spread, k), central, case.stats if freeze else None
     engine = NativeEngine(case.program, **how, keep=keep)
@@ -126,22 +124,18 @@ def test_an_answer_about_a_range_is_that_of_single_probes(
 
 
 @some
-@given(drawn=cases(), how=layouts(), freeze=st.booleans(), keep=st.booleans())
-def test_the_base_of_a_probe_is_the_loss_to_the_bit(
-    drawn: tuple[Case, Directions], how: dict[str, Any], freeze: bool, keep: bool
-) -> None:
-    case, d = drawn
+@given(drawn=cases(), how=layouts(), freeze=st.booleans())
+def test_the_base_of_a_probe_is_the_loss_to_the_bit(drawn: Drawn, how: dict[str, Any], freeze: bool) -> None:
+    case, d, keep = drawn
     stats, engine = case.stats if freeze else None, NativeEngine(case.program, **how, keep=keep)
     base = engine.differences(case.values, case.samples, d, stats=stats)[1]
     assert base == engine.loss(case.values, case.samples, stats)[0] / case.samples.count
 
 
 @some
-@given(drawn=cases(), batch=batches, keep=st.booleans())
-def test_a_range_of_all_values_is_no_range(
-    backend: Backend, drawn: tuple[Case, Directions], batch: int, keep: bool
-) -> None:
-    case, d = drawn
+@given(drawn=cases(), batch=batches)
+def test_a_range_of_all_values_is_no_range(backend: Backend, drawn: Drawn, batch: int) -> None:
+    case, d, keep = drawn
     engine = backend.engine(case.program, batch=batch, keep=keep)
     everything, unsaid = of_range(d, 0, case.program.n_live), of_range(d, 0, 0)
     assert engine.probe(case.values, case.samples, everything) == engine.probe(case.values, case.samples, unsaid)
@@ -154,7 +148,7 @@ def test_a_program_without_values_is_probed_all_the_same(backend: Backend) -> No
     ]
     program = assemble((1, 2, 2), 2, [1.0], [0.0], ops, [None, []])
     shard = records(np.ones((3, 1, 2, 2), np.uint8), np.zeros(3, np.uint8))
-    losses = backend.engine(program, keep=True).probe(b"", shard, Directions(1, 2, 3, 2))
+    losses = backend.engine(program).probe(b"", shard, Directions(1, 2, 3, 2))
     assert losses.tolist() == pytest.approx([3 * np.log(2)] * 2)
 
 
@@ -162,7 +156,7 @@ def test_engines_agree_on_a_range_within_rounding(lenet: Case) -> None:
     at, size = linear_layers(lenet)
     for d in (Directions(1, 2, 3, 4, sigma=0.01, at=at, size=size), Directions(1, 2, 3, 4, sigma=0.01, at=7, size=999)):
         expected = ReferenceEngine(lenet.program).probe(lenet.values, lenet.samples, d)
-        found = NativeEngine(lenet.program, directions=4, keep=True).probe(lenet.values, lenet.samples, d)
+        found = NativeEngine(lenet.program, directions=4, keep=[at]).probe(lenet.values, lenet.samples, d)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -172,8 +166,8 @@ def test_nonsense_ranges_are_refused(at: int, size: int) -> None:
         Directions(1, 2, 3, 4, at=at, size=size)
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_range_that_the_program_has_not_is_refused(backend: Backend, lenet: Case, keep: bool) -> None:
+@pytest.mark.parametrize("keep", [(), (7,)])
+def test_a_range_that_the_program_has_not_is_refused(backend: Backend, lenet: Case, keep: tuple[int, ...]) -> None:
     n, engine = lenet.program.n_live, backend.engine(lenet.program, keep=keep)
     for at, size in ((0, n + 1), (n, 1), (n - 1, 2), ((1 << 32) - 1, (1 << 32) - 1)):
         d = Directions(1, 2, 3, 4, at=at, size=size)
@@ -182,7 +176,26 @@ def test_a_range_that_the_program_has_not_is_refused(backend: Backend, lenet: Ca
                 call(lenet.values, lenet.samples, d)
 
 
-def test_what_comes_before_a_range_is_computed_for_one_direction_only() -> None:
+@pytest.mark.parametrize("at", [-1, 1 << 32])
+def test_what_comes_before_values_that_the_program_has_not_cannot_be_kept(
+    backend: Backend, lenet: Case, at: int
+) -> None:
+    n = lenet.program.n_live
+    for wrong in (at, n):
+        with pytest.raises(ForeseedError, match=f"value {wrong}: the program has {n}"):
+            backend.engine(lenet.program, keep=[7, wrong])
+
+
+def test_ranges_that_begin_elsewhere_than_what_is_kept_give_the_same_bits(lenet: Case) -> None:
+    at, size = linear_layers(lenet)
+    plain, kept = NativeEngine(lenet.program, directions=4), NativeEngine(lenet.program, directions=4, keep=[at])
+    for first, count in ((0, at), (at - 1, 2), (at // 2, at // 4), (at, 1), (at + 1, size - 1), (at + size - 1, 1)):
+        d = Directions(1, 2, 3, 6, sigma=0.01, at=first, size=count)
+        assert kept.probe(lenet.values, lenet.samples, d) == plain.probe(lenet.values, lenet.samples, d)
+
+
+@pytest.mark.parametrize("at", [4, 9])
+def test_what_comes_before_a_range_is_computed_for_one_direction_only(at: int) -> None:
     same, means = (1, 1, 1, 1, 0, 0), (1, 1, 0, 0, 0, 0)
     ops = [
         Op(Kind.CONV, 0, channels=4, groups=1, window=same),
@@ -193,24 +206,32 @@ def test_what_comes_before_a_range_is_computed_for_one_direction_only() -> None:
     program, rng = assemble((1, 8, 8), 3, [0.01], [0.0], ops, [None] * 4), np.random.default_rng(8)
     shard = records(rng.integers(0, 256, (9, 1, 8, 8), np.uint8), np.zeros(9, np.uint8))
     values = random_values(program, rng)
-    engine, untouched = NativeEngine(program, batch=1, directions=4, keep=True), []
-    for span in ({"at": 4, "size": 12}, {}):
+    engine, untouched = NativeEngine(program, batch=1, directions=4, keep=[4]), []
+    for span in ({"at": at, "size": 16 - at}, {}):
         engine.probe(values, shard, Directions(1, 2, 3, 8, **span))
         untouched.append(engine.planned_bytes - engine.observed_bytes)
     # The two large maps lie above what the last layer makes: the last direction's are made only if all is its own.
     assert untouched[0] >= untouched[1] + 4 * 256
 
 
-def test_keeping_takes_little_memory_in_a_lenet_and_none_where_it_is_not_asked_for(lenet: Case) -> None:
-    without, kept = (NativeEngine(lenet.program, 1, by_row=True, keep=keep) for keep in (False, True))
+def first_values(program: Program) -> list[int]:
+    """Where the values of each layer begin."""
+    return [0, *accumulate(layer.n_values for layer in program.layers() if layer.n_values)][:-1]
+
+
+def test_keeping_takes_little_memory_in_a_lenet_and_none_for_its_first_layer(lenet: Case) -> None:
+    layers = first_values(lenet.program)
+    without, first, kept = (NativeEngine(lenet.program, 1, by_row=True, keep=keep) for keep in ((), (0, 1), layers))
+    assert without.planned_bytes == first.planned_bytes
     assert without.planned_bytes < kept.planned_bytes <= without.planned_bytes + 1024
     changed = {name for name, size in kept.planned.parts().items() if size != without.planned.parts()[name]}
     assert changed == {"activations"}
 
 
 def test_a_budget_counts_what_is_kept(lenet: Case) -> None:
-    budget = NativeEngine(lenet.program, batch=7, keep=True).planned_bytes
-    engine = NativeEngine(lenet.program, batch=64, memory_budget=budget, keep=True)
+    keep = first_values(lenet.program)
+    budget = NativeEngine(lenet.program, batch=7, keep=keep).planned_bytes
+    engine = NativeEngine(lenet.program, batch=64, memory_budget=budget, keep=keep)
     assert engine.planned_bytes <= budget
     assert engine.batch >= 7
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreseed.engine import Program
-from foreseed.engine.blocks import Block, spans
+from foreseed.engine import Engine, Program
+from foreseed.engine.blocks import Block, spans, starts
+from foreseed.engine.walker import reads
 from foreseed.meter import bp_free_work
 from foreseed.methods.layout import layer_groups, layout
 from foreseed.models import build, compile
@@ -53,6 +55,34 @@ def test_blocks_begin_where_layers_do() -> None:
     assert starts <= {place.number for place in net.places if place.op.n_weights}
     ends = [sum(layer.n_values for layer in net.layers()[:number]) for number in starts]
     assert {span.at for span in spans(blocks)} == set(ends)
+
+
+def test_what_blocks_keep_takes_no_more_than_the_tensors_that_are_read_across_their_starts() -> None:
+    net = program("resnet20")
+    layers = [at for at, layer in zip(first_values(net), net.layers(), strict=True) if layer.n_values]
+    kept = starts(spans(layout(net, 5, 2000, 40)))
+    assert len(kept) == 4
+    whole, blocks, everything = (Engine(net, batch=1, keep=keep).planned_bytes for keep in ((), kept, layers))
+    crossing = {
+        tensor
+        for start in map(net.first_op, kept)
+        for place in net.places[start:]
+        for tensor in reads(place.op)
+        if tensor <= start
+    }
+    # Two at most: what a layer reads, and what is added to what it makes. A 3x3 convolution reads a border too.
+    assert len(crossing) <= 2 * len(kept)
+    shapes = net.shapes()
+    room = sum(
+        4 * channels * (height + 2) * (width + 2) for channels, height, width in map(shapes.__getitem__, crossing)
+    )
+    assert blocks - whole <= room
+    assert everything - whole > 4 * room
+
+
+def first_values(net: Program) -> list[int]:
+    """Where the values of each layer begin."""
+    return [0, *accumulate(layer.n_values for layer in net.layers())][:-1]
 
 
 def test_the_last_layers_have_more_passes_for_their_cost_and_the_first_fewer_values_a_direction() -> None:

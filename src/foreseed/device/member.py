@@ -425,6 +425,9 @@ def _fault(order: OrderMessage, worker: Worker) -> str | None:
         return f"{order.k} x {order.local_steps} loss differences, a reply holds {MAX_DIRECTIONS}"
     if order.bits < 32 and order.local_steps > 1:
         return f"{order.bits} bits with {order.local_steps} local steps, which the server could not replay"
+    values, n_live = sum(block.values for block in order.blocks), worker.program.n_live
+    if order.blocks and values != n_live:
+        return f"blocks of {values} values, the program has {n_live}"
     try:
         worker.reserve(Order.of(order))
     except (OrderError, BudgetError) as error:

@@ -10,12 +10,14 @@ from math import isfinite
 from foreseed.device.probing import Order, answer
 from foreseed.device.shard import open_shard, stamp_of
 from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, SamplesError, ValuesError, quantise
-from foreseed.engine.blocks import block_passes, spans
+from foreseed.engine.blocks import block_passes, spans, starts
 from foreseed.engine.types import NOT_A_DIFFERENCE
 from foreseed.wire import Reply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from foreseed.device.probing import Answer
     from foreseed.engine.types import Buffer
     from foreseed.wire import OrderMessage, Welcome
@@ -37,7 +39,9 @@ class Worker:
         self._fault: tuple[tuple[int, ...] | None, SamplesError | None] = None, None
         """The stamp of a file that was no shard when it was opened, and why."""
         self._batch, self._vectors, self._budget = welcome.batch, welcome.vectors, budget
-        self._fits_local_steps, self._keeps = budget is None, False
+        self._fits_local_steps = budget is None
+        self._starts: tuple[int, ...] = ()
+        """Where blocks begin in the last order."""
         self.engine: Engine = self._fit()
 
     def reload(self) -> bool:
@@ -59,7 +63,7 @@ class Worker:
         before, self.shard, self._fault = self.shard.count, shard, (None, None)
         if self.program.n_stats and self.engine.batch != min(self._batch, shard.count):
             del self.engine  # not two at a time
-            self.engine = self._fit(local_steps=self._budget is not None and self._fits_local_steps)
+            self.engine = self._fit(self._fits_local_steps)
         return shard.count != before
 
     def reserve(self, order: Order) -> None:
@@ -67,10 +71,10 @@ class Worker:
 
         One that goes on from where a block of layers begins takes more memory: without room for it, passes are whole.
         """
-        if len(order.spans) > 1 and not self._keeps:
+        if starts(order.spans) != self._starts:
             del self.engine  # not two at a time
-            self._keeps = True
-            self.engine = self._fit()
+            self._starts = starts(order.spans)
+            self.engine = self._fit(self._fits_local_steps)
         if order.local_steps == 1 or self._fits_local_steps:
             return
         del self.engine  # not two at a time
@@ -98,12 +102,12 @@ class Worker:
 
     def _fit(self, local_steps: bool = False) -> Engine:
         """An engine in what the budget leaves it; BudgetError says how many bytes would do."""
-        if self._keeps:
+        if self._starts:
             with suppress(BudgetError):  # whole passes then
-                return self._engine(local_steps, keep=True)
-        return self._engine(local_steps, keep=False)
+                return self._engine(local_steps, self._starts)
+        return self._engine(local_steps)
 
-    def _engine(self, local_steps: bool, keep: bool) -> Engine:
+    def _engine(self, local_steps: bool, keep: Sequence[int] = ()) -> Engine:
         program, budget = self.program, self._budget
         beside = working_bytes(program.n_live, self._vectors, local_steps)
         if program.n_stats:

@@ -57,6 +57,11 @@ def spans(blocks: Sequence[Block]) -> list[Span]:
     return found
 
 
+def starts(placed: Sequence[Span]) -> tuple[int, ...]:
+    """Where blocks begin, but the first of them: what an engine keeps, to go on from there."""
+    return tuple(span.at for span in placed[1:])
+
+
 def block_passes(samples: int, blocks: Sequence[Block], central: bool = False, local_steps: int = 1) -> int:
     """Single images that a device sends forward to answer one order, through all layers or the last ones.
 

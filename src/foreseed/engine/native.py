@@ -15,6 +15,7 @@ from foreseed.engine.types import (
     Directions,
     Samples,
     check_compared,
+    check_kept,
     check_quantiser,
     check_rebuilt,
     code_bytes,
@@ -84,9 +85,10 @@ class NativeEngine:
     `batch` images are in memory at once and `directions` perturbed copies run side by side. With a
     `memory_budget` (bytes, everything included) the largest batch up to `batch` that fits is taken; if not
     even one image fits, weights are perturbed row by row as they are used, which needs no perturbed copy.
-    `keep` computes what comes before the values that directions perturb once for all directions, and needs a little
-    more memory. `lanes`, `by_row` and `isa` choose by hand what is otherwise chosen well. Results are the same bits
-    (`isa="plain"` on x86, which has no fused multiply-add there, to rounding). $FORESEED_ISA is the default of `isa`.
+    `keep` are the values at which ranges of directions begin: what comes before is computed once for all directions of
+    a range, and takes memory (before value 0 none); other ranges take whole passes. `lanes`, `by_row` and `isa` choose
+    by hand what is otherwise chosen well. Results are the same bits (`isa="plain"` on x86, which has no fused
+    multiply-add there, to rounding). $FORESEED_ISA is the default of `isa`.
     """
 
     def __init__(
@@ -99,9 +101,11 @@ class NativeEngine:
         lanes: int = 0,
         by_row: bool = False,
         isa: str = "best",
-        keep: bool = False,
+        keep: Sequence[int] = (),
     ) -> None:
-        self.program, self.keep = program, keep
+        check_kept(keep, program.n_live)
+        self.program, self.keep = program, tuple(keep)
+        self._kept = ffi.new("uint32_t[]", self.keep)
         if isa not in _ISAS:
             raise ForeseedError(f"instruction set {isa!r}: expected one of {', '.join(_ISAS)}")
         self._isa = _ISAS[isa] or _CHOSEN
@@ -224,7 +228,8 @@ class NativeEngine:
         batch, lanes, directions, by_row = config
         if not (0 < batch < 1 << 32 and 0 < directions < 1 << 32 and 0 <= lanes <= 16):
             _check(lib.FS_BAD_CONFIG)
-        return ffi.new("fs_config *", (batch, lanes, directions, by_row, self._isa, self.keep))
+        given = batch, lanes, directions, by_row, self._isa, self._kept, len(self.keep)
+        return ffi.new("fs_config *", given)
 
     def _image_in_place(self, lanes: int) -> int:
         # With several lanes the image's bytes are rearranged, and counted, in the arena.

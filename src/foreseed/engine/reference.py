@@ -7,7 +7,7 @@ it holds whole tensors of a batch and expands the weights of a layer to a dense 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate as accumulated
 from itertools import pairwise
 from math import isfinite, prod
@@ -24,7 +24,7 @@ from foreseed.engine.program import Program
 from foreseed.engine.reference_check import check_program
 from foreseed.engine.reference_layers import Doubles, Own
 from foreseed.engine.reference_rng import Floats, floats, perturb
-from foreseed.engine.types import Buffer, Directions, Samples
+from foreseed.engine.types import Buffer, Directions, Samples, check_kept
 from foreseed.engine.walker import Place, Stage, run
 
 Bytes = NDArray[np.uint8]
@@ -55,9 +55,10 @@ class ReferenceEngine:
         directions: int = 1,
         memory_budget: int | None = None,
         *,
-        keep: bool = False,
+        keep: Sequence[int] = (),
     ) -> None:
         check_program(program)
+        check_kept(keep, program.n_live)
         if batch < 1 or directions < 1:
             raise ForeseedError(f"batch {batch} and {directions} directions at once: expected at least 1 of each")
         self.program = program
@@ -74,7 +75,7 @@ class ReferenceEngine:
                 )
             batch = min(batch, (memory_budget - fixed) // an_image)
         self.batch = batch
-        self.directions, self.keep = directions, keep
+        self.directions, self.keep = directions, tuple(keep)
         self._fixed, self._an_image = fixed, an_image
         self.planned_bytes = fixed + batch * an_image
         self.observed_bytes = 0

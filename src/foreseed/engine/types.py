@@ -93,6 +93,16 @@ def check_compared(given: int, n: int, sums: int, products: int) -> int:
     return count
 
 
+def check_kept(keep: Sequence[int], n_live: int) -> None:
+    """Whether a program has the values that ranges of directions are to begin at."""
+    for at in keep:
+        if not 0 <= at < n_live:
+            raise ForeseedError(
+                f"keep what comes before value {at}: the program has {n_live}; expected one of them, is it for this "
+                "program?"
+            )
+
+
 class _Plain:
     """Equality and a readable form from the fields in `__slots__`."""
 

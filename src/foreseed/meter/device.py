@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,11 +25,17 @@ class DeviceMemory:
 
 
 def bp_free_memory(
-    program: Program, values: Buffer, records: Buffer, batch: int, held: int = 0, what: str = "", keep: bool = False
+    program: Program,
+    values: Buffer,
+    records: Buffer,
+    batch: int,
+    held: int = 0,
+    what: str = "",
+    keep: Sequence[int] = (),
 ) -> DeviceMemory:
     """Of a device that goes forward only, with `batch` images in memory; some records are run through it.
 
-    A method may have it hold more bytes, of `what`, or `keep` what layers make, to go on from there.
+    A method may have it hold more bytes, of `what`, or `keep` what comes before some values, to go on from there.
     """
     engine = Engine(program, batch=batch, keep=keep)
     samples = Samples.records(records, program.image_bytes)

@@ -30,7 +30,7 @@ from foreseed.coordinator.coordinator import State as ServerState
 from foreseed.coordinator.robust import contained, limited, trimmed_mean
 from foreseed.coordinator.sums import Doubles, added
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, Program, rebuild
-from foreseed.engine.blocks import spans
+from foreseed.engine.blocks import spans, starts
 from foreseed.meter import DeviceMemory, Work, bp_free_memory, bp_free_work, forward_work
 from foreseed.methods.averaging import moving_average
 from foreseed.methods.descent import Descent, norm, optimiser_of, step
@@ -241,7 +241,8 @@ def run_id(config: Config, times_gone_back: int = 0) -> bytes:
 def device_memory(task: Task, state: State) -> DeviceMemory:
     """One image at a time is enough, but for the statistics of a batch norm's batch."""
     batch = task.config.train.batch if state.program.n_stats else 1
-    return bp_free_memory(state.program, state.values, task.test, batch, keep=bool(state.coordinator.rules.blocks))
+    keep = starts(spans(state.coordinator.rules.blocks))
+    return bp_free_memory(state.program, state.values, task.test, batch, keep=keep)
 
 
 def _rules(config: Config, program: Program) -> Rules:

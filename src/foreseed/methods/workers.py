@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import fsum
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import TypeVar
 import torch
 
 from foreseed.engine import Engine, Program, Samples
+from foreseed.engine.blocks import spans, starts
+from foreseed.methods.layout import layout
 from foreseed.methods.protocol import Vector
 from foreseed.methods.task import Task
 
@@ -26,10 +28,10 @@ _CACHES = 3.75
 _TEST_CHUNK = 1000
 
 
-def fitting_engine(program: Program, batch: int | None = None, keep: bool = False) -> Engine:
+def fitting_engine(program: Program, batch: int | None = None, keep: Sequence[int] = ()) -> Engine:
     """An engine with as many images (or `batch` of them) and directions side by side as suit the second cache.
 
-    With `keep` it can go on from where the layers of a block begin.
+    It can go on from the values that it is to `keep`, where blocks begin.
     """
     engine = None
     for images, directions in _WAYS:
@@ -76,7 +78,8 @@ class Workers:
     def make_engine(self, program: Program) -> Engine:
         # BatchNorm's statistics are those of a batch, so there its size is the config's.
         train = self.task.config.train
-        return fitting_engine(program, train.batch if program.n_stats else None, train.blocks > 1)
+        blocks = layout(program, train.blocks, train.k, train.spread)
+        return fitting_engine(program, train.batch if program.n_stats else None, starts(spans(blocks)))
 
     def own(self, name: str, program: Program, make: Callable[[], T]) -> T:
         """What this thread has made for a program; another program's is given up, since masks may change."""

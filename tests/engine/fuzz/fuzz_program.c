@@ -19,6 +19,7 @@ static const uint64_t MOST_LEAN = 1 << 18, MOST_CHOSEN = 1 << 23, MOST_STEPS = 1
 typedef struct {
     fs_program program;
     fs_config config;
+    uint32_t keep[2];
     uint64_t seed;
     float *values, *stats, *perturbed;
     int frozen, huge;
@@ -57,16 +58,27 @@ static fs_directions directions(const subject *s, uint32_t kind, float sigma) {
 
 static fs_config read_config(const uint8_t *data) {
     static const uint32_t lanes[] = {0, 1, 2, 4, 8, 16};
-    fs_config config = {1 + data[0] % 40u, lanes[data[1] % 6], 1 + data[2] % 6u, data[3] & 1, data[5] % 4u,
-                        data[3] >> 2 & 1};
+    fs_config config = {.batch = 1 + data[0] % 40u, .lanes = lanes[data[1] % 6], .directions = 1 + data[2] % 6u,
+                        .by_row = data[3] & 1, .isa = data[5] % 4u, .n_keep = (data[3] >> 2 & 3) % 3u};
     if (config.by_row) config.directions = 1;
     return config;
 }
 
 /* One image, one lane, with the same multiplications. */
 static fs_config lean_config(const fs_config *config) {
-    const fs_config lean = {1, 1, 1, 0, config->isa == FS_PLAIN ? FS_PLAIN : FS_BEST, 0};
+    const fs_config lean = {.batch = 1, .lanes = 1, .directions = 1,
+                            .isa = config->isa == FS_PLAIN ? FS_PLAIN : FS_BEST};
     return lean;
+}
+
+/* Where check_range's directions begin. */
+static uint32_t range_start(const subject *s) { return (uint32_t)(s->seed * 7919 % s->program.n_live); }
+
+/* Passes begin there, before or behind it; a program without values has none of what is named. */
+static void choose_kept(subject *s) {
+    s->keep[0] = s->program.n_live / 3;
+    s->keep[1] = s->program.n_live ? range_start(s) : 0;
+    s->config.keep = s->keep;
 }
 
 /* The work of pooling, which no field of the public structs bounds: the largest window times all positions. */
@@ -169,7 +181,7 @@ static void check_range(const subject *s, fs_engine *e, const float *stats, resu
     d.size = 0;
     PROMISE(fs_probe(e, s->values, stats, &s->samples, &d, r->range, &base) == FS_BAD_CONFIG);
     if (!n) return;
-    d.at = (uint32_t)(s->seed * 7919 % n);
+    d.at = range_start(s);
     d.size = 1 + (uint32_t)(s->seed * 104729 % (n - d.at));
     r->range_status = fs_probe(e, s->values, stats, &s->samples, &d, r->range, &base);
     if (r->range_status || s->huge) return;
@@ -262,6 +274,7 @@ fuzz_verdict fuzz_one(const uint8_t *data, size_t size, uint64_t *digest) {
     memcpy(bytes + 1, data + CONFIG, size - CONFIG);
     fuzz_verdict verdict = FUZZ_REFUSED;
     if (!fs_open(&s.program, bytes + 1, size - CONFIG)) {
+        choose_kept(&s);
         verdict = is_affordable(&s) ? FUZZ_RAN : FUZZ_TOO_LARGE;
         if (verdict == FUZZ_RAN) run_both(&s, digest);
     }

@@ -87,7 +87,9 @@ int main(int argc, char **argv) {
     if (status) return printf("status %d, op %lu\n", (int)status, (unsigned long)program.where), 4;
     if (values_size != 4 * (size_t)program.n_live) return 4;
     const uint32_t isa = (uint32_t)atoi(argv[6]);
-    const fs_config config = {(uint32_t)atoi(argv[4]), (uint32_t)atoi(argv[5]), 5, 0, isa, 1};
+    const uint32_t half = program.n_live / 2;
+    const fs_config config = {.batch = (uint32_t)atoi(argv[4]), .lanes = (uint32_t)atoi(argv[5]), .directions = 5,
+                              .isa = isa, .keep = &half, .n_keep = 1};
     fs_engine *engine = start(&program, &config);
     const size_t stride = (size_t)program.channels * program.height * program.width + 1;
     const fs_samples samples = {shard + 1, shard, stride, (uint32_t)(shard_size / stride)};
@@ -97,7 +99,7 @@ int main(int argc, char **argv) {
         double losses[PROBES];
         if (fs_probe(engine, values, NULL, &samples, &directions, losses, NULL)) return 6;
         print_losses(losses);
-        directions.at = program.n_live / 2, directions.size = program.n_live / 4;
+        directions.at = half, directions.size = program.n_live / 4;
         if (fs_probe(engine, values, NULL, &samples, &directions, losses, NULL)) return 6;
         print_losses(losses);
         print_directions(&directions);
