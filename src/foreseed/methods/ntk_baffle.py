@@ -209,8 +209,13 @@ def rebuilt_gradient(rules: Rules, update: Update, n: int, spread_over: Map) -> 
             partial(rebuild, gradient, halves, parts, coefficients, start, min(size, whole - start))
             for start in range(0, whole, size)
         ]
-    list(spread_over(lambda piece: piece(), pieces))
+    list(spread_over(compute, pieces))
     return gradient, halves
+
+
+def compute(piece: Piece) -> None:
+    """Do a piece of work."""
+    piece()
 
 
 def _with_norm_at_most(
