@@ -37,4 +37,7 @@ def test_many_light_agents_in_one_process_lose_no_reply() -> None:
     assert result["tls"] is False
     assert 200 < result["reply_wire_bytes"] <= 600
     assert said[-1] == "round 3 of 3"
-    assert all(result[f"{who}_{what}_ms"] > 0 for who in ("broker", "server") for what in ("join", "answer"))
+    assert 5 <= result["joined"] <= 20
+    assert all(result[f"{who}_join_ms"] > 0 for who in ("broker", "server"))
+    answers = [result[f"{who}_answer_ms"] for who in ("broker", "server")]
+    assert answers == [None, None] or min(answers) > 0, "devices may join until the last round"

@@ -22,6 +22,7 @@ from foreseed.data import shard_name, write_shards
 from foreseed.device.member import Member
 from foreseed.device.session import Session
 from foreseed.fleet.devices import Table
+from foreseed.fleet.enrolment import stored_numbers
 from foreseed.fleet.experiment import run_served
 from foreseed.fleet.local import LocalBroker, Mosquitto
 from foreseed.fleet.local_nats import NatsCluster
@@ -79,7 +80,7 @@ def bench_light_fleet(
         config = _config(devices, per_round, rounds).with_({"data.set": str(_write_noise(folder / "set.npz", devices))})
         task, population = prepare(config)
         write_shards(load_data(config.data.set), population.partition, folder / "shards")
-        meter = _Meter(nodes, say)
+        meter = _Meter(nodes, folder / "run", say)
         with _light_agents(url, folder / "shards", devices):
             run_served(config, folder / "run", broker(url), say, watch=meter.progress, task=task)
             costs = meter.costs(devices, per_round)
@@ -91,9 +92,11 @@ def bench_light_fleet(
 class _Meter(_Quiet):
     """Tells how far a run is, and notes what the broker's and the server's processes have taken by then."""
 
-    def __init__(self, nodes: Sequence[LocalBroker], say: Callable[[str], None]) -> None:
+    def __init__(self, nodes: Sequence[LocalBroker], folder: Path, say: Callable[[str], None]) -> None:
         super().__init__(say)
-        self._pids, self._taken = [node.pid for node in nodes], list[tuple[float, float]]()
+        self._pids, self._folder = [node.pid for node in nodes], folder
+        self._taken: list[tuple[float, float, int]] = []
+        """CPU time of broker and server, and how many devices have joined, after each round."""
         self._bytes = self._resident_bytes()
         self._note()
 
@@ -102,20 +105,25 @@ class _Meter(_Quiet):
         if progress.stage == "train" and progress.row is not None:
             self._note()
 
-    def costs(self, devices: int, per_round: int) -> dict[str, float]:
-        """CPU time and memory: up to the end of the first round for each device, from then on for each answer."""
-        start, joined, end = self._taken[0], self._taken[1], self._taken[-1]
-        answers = per_round * (len(self._taken) - 2)
+    def costs(self, devices: int, per_round: int) -> dict[str, float | None]:
+        """CPU time and memory: for each device until all have joined, which takes some rounds, then for each answer."""
+        joined = next((i for i, taken in enumerate(self._taken) if taken[2] == devices), len(self._taken) - 1)
+        (broker, server, _), (broker_joined, server_joined, there), (broker_end, server_end, _) = (
+            self._taken[i] for i in (0, joined, -1)
+        )
+        answers = per_round * (len(self._taken) - 1 - joined)
         return {
-            "broker_join_ms": (joined[0] - start[0]) / devices,
-            "server_join_ms": (joined[1] - start[1]) / devices,
-            "broker_answer_ms": (end[0] - joined[0]) / answers,
-            "server_answer_ms": (end[1] - joined[1]) / answers,
-            "broker_bytes": (self._resident_bytes() - self._bytes) / devices,
+            "joined": there,
+            "broker_join_ms": (broker_joined - broker) / there,
+            "server_join_ms": (server_joined - server) / there,
+            "broker_answer_ms": (broker_end - broker_joined) / answers if answers else None,
+            "server_answer_ms": (server_end - server_joined) / answers if answers else None,
+            "broker_bytes": (self._resident_bytes() - self._bytes) / there,
         }
 
     def _note(self) -> None:
-        self._taken.append((sum(map(_cpu_ms, self._pids)), 1000 * time.process_time()))
+        taken = sum(map(_cpu_ms, self._pids)), 1000 * time.process_time()
+        self._taken.append((*taken, len(stored_numbers(self._folder))))
 
     def _resident_bytes(self) -> int:
         statm = [Path(f"/proc/{pid}/statm").read_text().split() for pid in self._pids]

@@ -396,10 +396,15 @@ def _print_fleet(result: dict[str, Any]) -> None:
         f"a round takes {result['round_overhead_ms']:.1f} ms beyond its slowest device's computing (median)"
     )
     if "broker_bytes" in result:
+        answers = (
+            f", {result['broker_answer_ms']:.2f} and {result['server_answer_ms']:.2f} ms for each answer after that"
+            if result["broker_answer_ms"] is not None
+            else ", answers included, since devices joined until the last round"
+        )
         print(
             f"CPU of broker and server: {result['broker_join_ms']:.2f} and {result['server_join_ms']:.2f} ms for each "
-            f"device that joins, {result['broker_answer_ms']:.2f} and {result['server_answer_ms']:.2f} ms for each "
-            f"answer; memory of the broker: {result['broker_bytes'] / 1e3:.0f} kB a connection"
+            f"of the {result['joined']} devices that joined{answers}; memory of the broker: "
+            f"{result['broker_bytes'] / 1e3:.0f} kB a connection"
         )
     if result["device_peak_mb"]:
         print(f"the largest device process held {result['device_peak_mb']:.1f} MB")

@@ -31,7 +31,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -89,9 +89,10 @@ class Device:
 
     name: str
     number: int
+    states: Counter[str] = field(repr=False)
+    """How many devices are in each state; this one counts unless it is gone."""
     instance: str = ""
     """The process that stands for the device; none has joined yet if empty."""
-    state: DeviceState = "gone"
     last_seen: float | None = None
     held: int = NOTHING_HELD
     """The round whose values it holds."""
@@ -118,6 +119,17 @@ class Device:
     """Whether it gives way to a device that asks for its number: it took any, and has not answered yet."""
     refused: int = 0
     """Answers that were refused for what they said."""
+    _state: DeviceState = "gone"
+
+    @property
+    def state(self) -> DeviceState:
+        return self._state
+
+    @state.setter
+    def state(self, state: DeviceState) -> None:
+        self.states[self._state] -= self._state != "gone"
+        self.states[state] += state != "gone"
+        self._state = state
 
 
 class Conductor:
@@ -151,7 +163,9 @@ class Conductor:
         """Whether the round closed at its deadline, with answers missing."""
         self.not_understood: dict[str, str] = {}
         """Names that send messages of another version, and what is wrong with them."""
-        self.devices = {name: Device(name, number, enrolled=True) for name, number in numbers.items()}
+        self._states = Counter[str]()
+        """How many devices are ready, resting and so on: a round looks at it with every message."""
+        self.devices = {name: Device(name, number, self._states, enrolled=True) for name, number in numbers.items()}
         self._by_number = {device.number: device for device in self.devices.values()}
         self._program, self._program_hash = program, program_hash(program)
         self._batch, self._epoch, self._enrolled = batch, epoch, enrolled
@@ -162,6 +176,7 @@ class Conductor:
         self._opened = 0.0
         self._started = self._ended = False
         self._deadline = inf
+        self._resting = 0
         self._failed: set[int] = set()
         self._nudged_at = 0.0
         self._last_present: float = inf
@@ -195,6 +210,7 @@ class Conductor:
         self._failed = set()
         self._opened, self._deadline = now, inf
         self._started = self._ended = self.late = False
+        self._resting = sum(device.rests_until > self._round for device in self.devices.values())
         for device in self.devices.values():
             device.asked_at, device.due = None, inf
             if device.state not in ("joining", "gone"):
@@ -241,7 +257,7 @@ class Conductor:
                 if device.enrolled:
                     sends.append(self._send_to(device, self._welcome(device)))
                 else:
-                    del self.devices[name]
+                    self._forget(device)
             elif device.state == "gone":
                 device.state, device.last_seen = "joining", now
         return sends + self.tick(now)
@@ -278,9 +294,9 @@ class Conductor:
         """Welcome silent devices again: one that missed an order, or whose word was lost, says that it is ready."""
         if now < self._nudged_at + _LOOK_EVERY:
             return []
-        self._nudged_at, sends = now, list[Send]()
+        self._nudged_at, sends, waiting = now, list[Send](), self.coordinator.waiting
         for device in self.devices.values():
-            is_awaited = device.state in ("joining", "asked") or device.number in self.coordinator.waiting
+            is_awaited = device.state in ("joining", "asked") or device.number in waiting
             if not device.instance or not is_awaited:
                 continue
             since = max(device.last_seen or self._opened, device.asked_at or 0.0)
@@ -318,7 +334,7 @@ class Conductor:
         if isinstance(number, Leave):
             return [Send(name, instance, number)]
         sends = self._make_room() if name not in self.devices else []
-        device = self.devices.setdefault(name, Device(name, number))
+        device = self.devices.setdefault(name, Device(name, number, self._states))
         if not device.enrolled:
             device.number, device.movable = number, wanted == ANY_NUMBER
         if device.instance != instance:
@@ -368,7 +384,7 @@ class Conductor:
         joining = [device for device in self.devices.values() if not device.enrolled]
         if len(joining) < self.coordinator.rules.devices:
             return []
-        del self.devices[joining[0].name]
+        self._forget(joining[0])
         return [self._send_to(joining[0], Leave("others joined before it was ready; start it again"))]
 
     def _enrol(self, device: Device) -> list[Send]:
@@ -392,8 +408,12 @@ class Conductor:
         """Another number for a device that has none any more; one that asked for that very number is sent away."""
         sends = self._on_join(device.name, device.instance, ANY_NUMBER if device.movable else device.number)
         if isinstance(sends[0].message, Leave):
-            del self.devices[device.name]
+            self._forget(device)
         return sends
+
+    def _forget(self, device: Device) -> None:
+        device.state = "gone"
+        del self.devices[device.name]
 
     def _mark_gone(self, device: Device) -> None:
         if device.state == "asked":
@@ -491,16 +511,14 @@ class Conductor:
             orders = self.coordinator.open()
             here = {device.number for device in self.devices.values() if device.state == "ready"}
             return self._send_orders((order for order in orders if order.device in here), now)
-        resting = sum(device.rests_until > self._round for device in self.devices.values())
-        wanted = max(self.rules.min_replies, min(rules.per_round + self.rules.extra, rules.devices - resting))
-        ready = sum(device.state == "ready" for device in self.devices.values())
-        candidates = self._candidates(0)
-        waiting_for_more = now < self._opened + self.rules.gather
-        if len(candidates) < self.rules.min_replies or (waiting_for_more and ready < min(wanted, self._last_present)):
+        wanted = max(self.rules.min_replies, min(rules.per_round + self.rules.extra, rules.devices - self._resting))
+        ready, waiting_for_more = self._states["ready"], now < self._opened + self.rules.gather
+        too_few = ready + self._states["resting"] < self.rules.min_replies
+        if too_few or (waiting_for_more and ready < min(wanted, self._last_present)):
             return []
         self._started, self._deadline = True, now + self._timeout
         self._last_present = ready
-        return self._send_orders(self.coordinator.open(candidates, self.rules.extra), now)
+        return self._send_orders(self.coordinator.open(self._candidates(0), self.rules.extra), now)
 
     def _ask_again(self, now: float) -> list[Send]:
         """Begin the round anew: all its answers were refused."""
@@ -517,7 +535,7 @@ class Conductor:
         """Ask as many more as it takes to expect per_round replies."""
         rules = self.coordinator.rules
         lacking = rules.per_round - expected
-        if lacking <= 0:
+        if lacking <= 0 or not self._states["ready"] + self._states["resting"]:
             return []
         others = sample(rules.seed, self._round, self._candidates(expected), lacking)
         return self._send_orders(self.coordinator.ask_others(others), now)

@@ -114,7 +114,9 @@ def store_numbers(folder: Path, numbers: Mapping[str, int], fence: Fence) -> Non
     """Write them to the disk of the run."""
     path = _numbers_file(folder)
     os.makedirs(path.parent, exist_ok=True)
-    write_whole(path, json.dumps(numbers, indent=1).encode(), fence=fence)
+    # A line each; `indent` would do it too, but take ten times as long, which a fleet of thousands feels.
+    lines = json.dumps(numbers, separators=(",\n", ": "))[1:-1]
+    write_whole(path, f"{{\n{lines}\n}}\n".encode(), fence=fence)
 
 
 def _numbers_file(folder: Path) -> Path:
