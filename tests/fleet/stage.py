@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from hashlib import blake2b
 from typing import Any
 
@@ -70,7 +71,7 @@ class Stage:
 
     def say(self, name: str, message: Message, life: int = 0) -> list[Send]:
         """A device's process publishes a message."""
-        return self.conductor.receive(name, instance_of(name, life), encode(message), self.now)
+        return self._checked(self.conductor.receive(name, instance_of(name, life), encode(message), self.now))
 
     def join(self, name: str, wanted: int = ANY_NUMBER, life: int = 0, held: int = 0) -> list[Send]:
         """A device joins and is ready."""
@@ -79,11 +80,11 @@ class Stage:
     def leave(self, name: str, life: int = 0) -> list[Send]:
         """The broker tells that a device's process has gone."""
         presence = Presence(bytes.fromhex(instance_of(name, life)), False)
-        return self.conductor.presence(name, encode(presence), self.now)
+        return self._checked(self.conductor.presence(name, encode(presence), self.now))
 
     def wait(self, seconds: float = 0.0) -> list[Send]:
         self.now += seconds
-        return self.conductor.tick(self.now)
+        return self._checked(self.conductor.tick(self.now))
 
     def open(self) -> list[Send]:
         self.conductor.open(self.now)
@@ -93,7 +94,13 @@ class Stage:
         """The device that an order went to replies, to the letter or not."""
         assert isinstance(send.message, OrderMessage)
         reply = answer_to(send.message)._replace(**changes)
-        return self.conductor.receive(send.name, send.instance, encode(reply), self.now)
+        return self._checked(self.conductor.receive(send.name, send.instance, encode(reply), self.now))
+
+    def _checked(self, sends: list[Send]) -> list[Send]:
+        """What was sent; the counts that a round goes by are those of its devices, whatever happened."""
+        states = [device.state for device in self.conductor.devices.values()]
+        assert +self.conductor.states == Counter(state for state in states if state != "gone")
+        return sends
 
     def close(self) -> list[Send]:
         """The owner closes a complete round and opens the next one."""

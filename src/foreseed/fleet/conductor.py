@@ -163,9 +163,9 @@ class Conductor:
         """Whether the round closed at its deadline, with answers missing."""
         self.not_understood: dict[str, str] = {}
         """Names that send messages of another version, and what is wrong with them."""
-        self._states = Counter[str]()
+        self.states = Counter[str]()
         """How many devices are ready, resting and so on: a round looks at it with every message."""
-        self.devices = {name: Device(name, number, self._states, enrolled=True) for name, number in numbers.items()}
+        self.devices = {name: Device(name, number, self.states, enrolled=True) for name, number in numbers.items()}
         self._by_number = {device.number: device for device in self.devices.values()}
         self._program, self._program_hash = program, program_hash(program)
         self._batch, self._epoch, self._enrolled = batch, epoch, enrolled
@@ -334,7 +334,7 @@ class Conductor:
         if isinstance(number, Leave):
             return [Send(name, instance, number)]
         sends = self._make_room() if name not in self.devices else []
-        device = self.devices.setdefault(name, Device(name, number, self._states))
+        device = self.devices.setdefault(name, Device(name, number, self.states))
         if not device.enrolled:
             device.number, device.movable = number, wanted == ANY_NUMBER
         if device.instance != instance:
@@ -512,8 +512,8 @@ class Conductor:
             here = {device.number for device in self.devices.values() if device.state == "ready"}
             return self._send_orders((order for order in orders if order.device in here), now)
         wanted = max(self.rules.min_replies, min(rules.per_round + self.rules.extra, rules.devices - self._resting))
-        ready, waiting_for_more = self._states["ready"], now < self._opened + self.rules.gather
-        too_few = ready + self._states["resting"] < self.rules.min_replies
+        ready, waiting_for_more = self.states["ready"], now < self._opened + self.rules.gather
+        too_few = ready + self.states["resting"] < self.rules.min_replies
         if too_few or (waiting_for_more and ready < min(wanted, self._last_present)):
             return []
         self._started, self._deadline = True, now + self._timeout
@@ -535,7 +535,7 @@ class Conductor:
         """Ask as many more as it takes to expect per_round replies."""
         rules = self.coordinator.rules
         lacking = rules.per_round - expected
-        if lacking <= 0 or not self._states["ready"] + self._states["resting"]:
+        if lacking <= 0 or not self.states["ready"] + self.states["resting"]:
             return []
         others = sample(rules.seed, self._round, self._candidates(expected), lacking)
         return self._send_orders(self.coordinator.ask_others(others), now)
