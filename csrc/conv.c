@@ -24,14 +24,13 @@ enum { TOGETHER = 1 };
 
 /* Results of one tap list: one, or PART that share their input. */
 typedef struct {
-    fs_run run;
-    float bias[PART];
     uint32_t channels[PART];
     float *outs[PART]; /* their tensors, of the block at hand */
 } team;
 
 /* What goes down the rows together. */
 typedef struct {
+    fs_run runs[TOGETHER]; /* of each team; side by side, since a kernel takes all of them in one call */
     team teams[TOGETHER];
     uint32_t count;
     uint32_t results;          /* of each team */
@@ -229,32 +228,35 @@ static int is_direct(const fs_engine *e, const job *j) {
     return !j->op->pool && ((vector && e->lanes % vector == 0) || (size_t)j->width * e->lanes % FS_MAX_LANES == 0);
 }
 
-/* `r->rows` rows of `results` results, `width` positions of each. */
-static void compute_row(const fs_engine *e, const job *j, fs_run *r, uint32_t results, uint32_t width) {
+/* The rows of `count` runs of `results` results each, `width` positions of a row. */
+static void compute_row(const fs_engine *e, const job *j, fs_run *runs, uint32_t count, uint32_t results,
+                        uint32_t width) {
     const fs_isa *isa = e->isa;
     const uint32_t lanes = e->lanes, vector = isa->width;
-    void (*run)(const fs_run *) = results == PART ? isa->run4 : isa->run1;
+    void (*run)(const fs_run *, uint32_t) = results == PART ? isa->run4 : isa->run1;
     if (vector && lanes % vector == 0) {
-        r->in_step = (ptrdiff_t)(j->op->window.sw * lanes), r->out_step = lanes, r->n = width;
-        for (uint32_t l = 0;;) {
-            run(r);
-            if ((l += vector) == lanes) break;
-            r->in += vector;
-            for (uint32_t m = 0; m < results; m++) r->out[m] += vector;
+        runs->in_step = (ptrdiff_t)(j->op->window.sw * lanes), runs->out_step = lanes, runs->n = width;
+        run(runs, count);
+        for (uint32_t l = vector; l < lanes; l += vector) {
+            fs_run part[TOGETHER];
+            for (uint32_t i = 0; i < count; i++) {
+                part[i] = runs[i], part[i].in += l;
+                for (uint32_t m = 0; m < results; m++) part[i].out[m] += l;
+            }
+            run(part, count);
         }
-        for (uint32_t m = 0; m < results; m++) r->out[m] -= lanes - vector;
     } else if (vector && j->op->window.sw == 1) {
         /* Neighbouring positions are neighbours in memory: one long row. */
-        r->n = ((size_t)width * lanes + vector - 1) / vector;
-        r->in_step = r->out_step = vector;
-        run(r);
+        runs->n = ((size_t)width * lanes + vector - 1) / vector;
+        runs->in_step = runs->out_step = vector;
+        run(runs, count);
     } else {
-        fs_run one = *r;
+        fs_run one = *runs;
         const int joined = lanes == 1 || j->op->window.sw == 1;
         one.n = joined ? (size_t)width * lanes : lanes;
         one.in_step = lanes == 1 ? (ptrdiff_t)j->op->window.sw : 1, one.out_step = 1;
         for (uint32_t x = 0; x < (joined ? 1 : width); x++) {
-            one.in = r->in + (size_t)x * j->op->window.sw * lanes, one.out[0] = r->out[0] + (size_t)x * lanes;
+            one.in = runs->in + (size_t)x * j->op->window.sw * lanes, one.out[0] = runs->out[0] + (size_t)x * lanes;
             isa->scalar(&one);
         }
     }
@@ -281,27 +283,32 @@ static uint32_t pool_ready(const fs_engine *e, const job *j, const crew *c, uint
     return done;
 }
 
-/* Rows y .. y + rows of one team, columns [first, first + width). */
-static void compute_team(const fs_engine *e, const job *j, team *t, uint32_t number, uint32_t results, const float *in,
-                         uint32_t y, uint32_t rows, uint32_t first, uint32_t width) {
-    fs_run *r = &t->run;
-    const size_t row_floats = fs_row_floats(j->out, e->lanes);
+/* Rows y .. y + rows of all teams, columns [first, first + width). */
+static void compute_teams(const fs_engine *e, const job *j, crew *c, const float *in, uint32_t y, uint32_t rows,
+                          uint32_t first, uint32_t width) {
     const int direct = is_direct(e, j);
-    r->in = in, r->rows = rows;
-    r->out_row = (ptrdiff_t)row_floats;
-    for (uint32_t m = 0; m < results; m++) {
-        const uint32_t ring = j->op->pool ? number * results + m : m;
-        if (direct) r->out[m] = fs_row(e, j->out, t->outs[m], t->channels[m], y) + (size_t)first * e->lanes;
-        else r->out[m] = row_in_flight(e, ring, y), r->out_row = row_in_flight(e, ring, y + 1) - r->out[m];
-    }
-    compute_row(e, j, r, results, width);
-    for (uint32_t m = 0; m < results; m++)
-        for (uint32_t i = 0; i < rows; i++) {
-            const float *made = r->out[m] + (ptrdiff_t)i * r->out_row;
-            fs_activate(e, j->op, r->out[m] + (ptrdiff_t)i * r->out_row, (size_t)width * e->lanes);
-            if (!direct && !j->op->pool)
-                memcpy(fs_row(e, j->out, t->outs[m], t->channels[m], y + i), made, 4 * (size_t)width * e->lanes);
+    const uint32_t results = c->results;
+    for (uint32_t i = 0; i < c->count; i++) {
+        fs_run *r = &c->runs[i];
+        const team *t = &c->teams[i];
+        r->in = in, r->rows = rows;
+        r->out_row = (ptrdiff_t)fs_row_floats(j->out, e->lanes);
+        for (uint32_t m = 0; m < results; m++) {
+            const uint32_t ring = i * results + m;
+            if (direct) r->out[m] = fs_row(e, j->out, t->outs[m], t->channels[m], y) + (size_t)first * e->lanes;
+            else r->out[m] = row_in_flight(e, ring, y), r->out_row = row_in_flight(e, ring, y + 1) - r->out[m];
         }
+    }
+    compute_row(e, j, c->runs, c->count, results, width);
+    if (direct && j->op->act <= FS_ACT_HARDSWISH) return;
+    for (uint32_t i = 0; i < c->count * results * rows; i++) {
+        const uint32_t at = i / rows / results, m = i / rows % results, row = i % rows;
+        const team *t = &c->teams[at];
+        float *made = c->runs[at].out[m] + (ptrdiff_t)row * c->runs[at].out_row;
+        fs_activate(e, j->op, made, (size_t)width * e->lanes);
+        if (!direct && !j->op->pool)
+            memcpy(fs_row(e, j->out, t->outs[m], t->channels[m], y + row), made, 4 * (size_t)width * e->lanes);
+    }
 }
 
 /* All rows of one block, columns [first, first + width), of all teams. */
@@ -318,8 +325,7 @@ static void compute_columns(fs_engine *e, const job *j, crew *c, uint32_t block,
             top -= e->window_first;
         }
         const float *from = in + top * j->in_row + (size_t)first * op->window.sw * e->lanes;
-        for (uint32_t t = 0; t < c->count; t++)
-            compute_team(e, j, &c->teams[t], t, c->results, from, y, rows, first, width);
+        compute_teams(e, j, c, from, y, rows, first, width);
         if (fs_has(FS_LAYER_POOL) && op->pool) pooled = pool_ready(e, j, c, pooled, y + rows);
     }
 }
@@ -344,7 +350,7 @@ static void compute_blocks(const fs_engine *e, const job *j, fs_run *r, uint32_t
     if (isa->width && lanes % isa->width == 0) {
         r->in_step = r->out_step = step, r->n = j->batch->blocks;
         for (uint32_t l = 0; l < lanes; l += isa->width) {
-            (results == PART ? isa->run4 : isa->run1)(r);
+            (results == PART ? isa->run4 : isa->run1)(r, 1);
             r->in += isa->width;
             for (uint32_t m = 0; m < results; m++) r->out[m] += isa->width;
         }
@@ -369,10 +375,11 @@ static void compute(fs_engine *e, const job *j, crew *c, uint32_t block) {
         if (!single) compute_rows(e, j, c, b, in + in_group);
         for (uint32_t i = 0; single && i < c->count; i++) {
             team *t = &c->teams[i];
-            t->run.in = in + in_group, t->run.rows = 1;
+            fs_run *r = &c->runs[i];
+            r->in = in + in_group, r->rows = 1;
             for (uint32_t m = 0; m < c->results; m++)
-                t->run.out[m] = t->outs[m] = fs_row(e, j->out, t->outs[m], t->channels[m], 0);
-            compute_blocks(e, j, &t->run, c->results);
+                r->out[m] = t->outs[m] = fs_row(e, j->out, t->outs[m], t->channels[m], 0);
+            compute_blocks(e, j, r, c->results);
             for (uint32_t m = 0; m < c->results; m++)
                 for (uint32_t n = 0; n < j->batch->blocks; n++)
                     fs_activate(e, j->op, t->outs[m] + n * e->block_floats, e->lanes);
@@ -380,13 +387,14 @@ static void compute(fs_engine *e, const job *j, crew *c, uint32_t block) {
     }
 }
 
-/* What result m of a team computes with, but for its weights. */
-static void set_team(fs_engine *e, const job *j, const crew *c, team *t, const int32_t *offsets, uint32_t taps) {
-    const fs_run run = {.offsets = offsets, .bias = t->bias, .taps = taps, .act = j->op->act,
+/* What team i computes with, but for its weights. */
+static void set_team(fs_engine *e, const job *j, crew *c, uint32_t i, const int32_t *offsets, uint32_t taps) {
+    const fs_run run = {.offsets = offsets, .taps = taps, .act = j->op->act,
                         .in_row = (ptrdiff_t)(j->op->window.sh * j->in_row)};
-    t->run = run;
-    for (uint32_t m = 0; m < c->results; m++)
-        t->bias[m] = j->op->flags & 1 ? *fs_parameters(e, c->directions[m], j->bias + t->channels[m], 1) : 0.0f;
+    const team *t = &c->teams[i];
+    c->runs[i] = run;
+    for (uint32_t m = 0; m < c->results && j->op->flags & 1; m++)
+        c->runs[i].bias[m] = *fs_parameters(e, c->directions[m], j->bias + t->channels[m], 1);
 }
 
 /* Most teams that go together: their rows must be in flight together where they are pooled, and their weights in
@@ -404,7 +412,7 @@ static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t c
     crew c = {.group = group};
     uint32_t total = 0;
     do {
-        fs_run *r = &c.teams[c.count].run;
+        fs_run *r = &c.runs[c.count];
         r->taps = list_taps(e, j, channel + c.count++, e->offsets + total, NULL, 0);
         total += r->taps;
     } while (c.count < most && channel + c.count < end && total + j->row <= e->taps_capacity);
@@ -412,12 +420,12 @@ static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t c
         c.results = shared && d + PART <= all ? PART : 1;
         uint32_t at = 0;
         for (uint32_t m = 0; m < c.results; m++) c.directions[m] = d + m;
-        for (uint32_t i = 0; i < c.count; at += c.teams[i++].run.taps) {
-            team *t = &c.teams[i];
-            for (uint32_t m = 0; m < c.results; m++) t->channels[m] = channel + i;
-            set_team(e, j, &c, t, e->offsets + at, t->run.taps);
-            t->run.weights = c.results == PART ? e->weights + (size_t)PART * at
-                                               : fs_parameters(e, d, j->weights + at, t->run.taps);
+        for (uint32_t i = 0; i < c.count; at += c.runs[i++].taps) {
+            const uint32_t taps = c.runs[i].taps;
+            for (uint32_t m = 0; m < c.results; m++) c.teams[i].channels[m] = channel + i;
+            set_team(e, j, &c, i, e->offsets + at, taps);
+            c.runs[i].weights =
+                c.results == PART ? e->weights + (size_t)PART * at : fs_parameters(e, d, j->weights + at, taps);
         }
         for (uint32_t m = 0; c.results == PART && m < PART; m++) {
             const float *from = fs_parameters(e, d + m, j->weights, total);
@@ -444,8 +452,8 @@ static uint32_t fours_of_channels(fs_engine *e, job *j, uint32_t group, uint32_t
     for (uint32_t d = 0; d < j->batch->directions; d++) {
         for (uint32_t m = 0; m < PART; m++) c.directions[m] = d;
         for (uint32_t i = 0; i < n; i++) {
-            set_team(e, j, &c, &c.teams[i], e->offsets, j->row);
-            c.teams[i].run.weights = e->weights + (size_t)i * PART * j->row;
+            set_team(e, j, &c, i, e->offsets, j->row);
+            c.runs[i].weights = e->weights + (size_t)i * PART * j->row;
         }
         const float *from = fs_parameters(e, d, j->weights, taps);
         for (uint32_t t = 0; t < taps; t++) e->weights[e->slots[t]] = from[t];

@@ -125,12 +125,12 @@ static inline const uint8_t *fs_structure_end(const fs_program *program) { retur
 /* The size of what a conv, then its pool, makes of a map; 0 if it does not fit. */
 int fs_conv_size(const fs_op *op, fs_size *s);
 int fs_pool_size(const fs_op *op, fs_size *s);
-/* One micro-kernel call: `m` (1 or 4) results, each of `rows` (1 or 2) rows of `n` vectors.
+/* What one tap list gives: `m` (1 or 4) results, each of `rows` (1 or 2) rows of `n` vectors.
  * result[r][y][i] = act(bias[r] + sum over taps t of weights[t * m + r] * in[offsets[t] + y * in_row + i * in_step]) */
 typedef struct {
     const int32_t *offsets;
     const float *weights;
-    const float *bias; /* m numbers */
+    float bias[4]; /* m numbers */
     uint32_t taps;
     uint32_t act;
     const float *in;
@@ -154,9 +154,10 @@ typedef struct {
     const char *name;
     uint32_t width;                 /* floats of a vector */
     uint32_t band;                  /* vectors of a row that two rows of one result keep in registers */
-    void (*run1)(const fs_run *);   /* one result, one or two rows: vectors */
-    void (*run4)(const fs_run *);   /* four results sharing their input, one row: vectors */
-    void (*scalar)(const fs_run *); /* one result, one row: single numbers, any step */
+    /* `count` runs, one after the other; in all of them rows, n and steps are those of the first. */
+    void (*run1)(const fs_run *runs, uint32_t count); /* one result, one or two rows: vectors */
+    void (*run4)(const fs_run *runs, uint32_t count); /* four results sharing their input, one row: vectors */
+    void (*scalar)(const fs_run *);                   /* one result, one row: single numbers, any step */
     void (*pixels)(float *out, const uint8_t *in, size_t n, float scale, float shift);
     void (*pool)(float *out, const float *const *rows, const fs_pooling *pooling);
     void (*sums)(const float *in, size_t n, uint32_t lanes, double *sum, double *square);

@@ -31,7 +31,8 @@ INLINE VEC activate(VEC x, uint32_t act) {
 /* M results of ROWS x X vectors each, all in registers while the taps go by. With M = 4 every input vector
  * that is loaded serves four fused multiply-adds, so the multipliers, not the loads, are the limit; with
  * M = 1 two rows share the reading of the tap list. */
-INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size_t first, ptrdiff_t in_step) {
+INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size_t first, const ptrdiff_t in_step,
+                 const ptrdiff_t out_step) {
     VEC acc[4][2][14];
     const float *in = r->in + (ptrdiff_t)first * in_step;
 #pragma GCC unroll 4
@@ -75,7 +76,6 @@ INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size
         }
     }
     const uint32_t act = r->act;
-    const ptrdiff_t out_step = r->out_step;
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++) {
         float *out = r->out[m] + (ptrdiff_t)first * out_step;
@@ -87,44 +87,39 @@ INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size
     }
 }
 
-/* The size of a tile must be known when it is compiled: one copy for each. */
-INLINE void sized_tile(const fs_run *r, const int M, const int ROWS, size_t n, size_t first, ptrdiff_t step) {
+/* The size of a tile must be known when it is compiled: one copy for each, in which all runs follow one another. */
+INLINE void sized_tiles(const fs_run *runs, uint32_t count, const int M, const int ROWS, size_t n, size_t first,
+                        const ptrdiff_t in_step, const ptrdiff_t out_step) {
+#define OF(X)                                                                                 \
+    case X:                                                                                   \
+        if (M * ROWS * X <= REGISTERS || X <= 3)                                              \
+            for (const fs_run *r = runs; r < runs + count; r++) tile(r, M, ROWS, X, first, in_step, out_step); \
+        break
     switch (n) {
-    case 1: tile(r, M, ROWS, 1, first, step); break;
-    case 2: tile(r, M, ROWS, 2, first, step); break;
-    case 3: tile(r, M, ROWS, 3, first, step); break;
-    case 4: if (M * ROWS * 4 <= REGISTERS) tile(r, M, ROWS, 4, first, step); break;
-    case 5: if (M * ROWS * 5 <= REGISTERS) tile(r, M, ROWS, 5, first, step); break;
-    case 6: if (M * ROWS * 6 <= REGISTERS) tile(r, M, ROWS, 6, first, step); break;
-    case 7: if (M * ROWS * 7 <= REGISTERS) tile(r, M, ROWS, 7, first, step); break;
-    case 8: if (M * ROWS * 8 <= REGISTERS) tile(r, M, ROWS, 8, first, step); break;
-    case 9: if (M * ROWS * 9 <= REGISTERS) tile(r, M, ROWS, 9, first, step); break;
-    case 10: if (M * ROWS * 10 <= REGISTERS) tile(r, M, ROWS, 10, first, step); break;
-    case 11: if (M * ROWS * 11 <= REGISTERS) tile(r, M, ROWS, 11, first, step); break;
-    case 12: if (M * ROWS * 12 <= REGISTERS) tile(r, M, ROWS, 12, first, step); break;
-    case 13: if (M * ROWS * 13 <= REGISTERS) tile(r, M, ROWS, 13, first, step); break;
-    case 14: if (M * ROWS * 14 <= REGISTERS) tile(r, M, ROWS, 14, first, step); break;
+        OF(1); OF(2); OF(3); OF(4); OF(5); OF(6); OF(7); OF(8); OF(9); OF(10); OF(11); OF(12); OF(13); OF(14);
     }
+#undef OF
 }
 
 /* Rows are cut into tiles of nearly equal length: 28 vectors make 14 + 14; steps known when it is compiled
  * save address arithmetic. */
-INLINE void tiles(const fs_run *r, const int M, const int ROWS, const size_t most) {
-    const size_t n = (r->n + most - 1) / most;
+INLINE void tiles(const fs_run *runs, uint32_t count, const int M, const int ROWS, const size_t most) {
+    const size_t all = runs->n, n = all <= most ? 1 : (all + most - 1) / most;
+    const ptrdiff_t in_step = runs->in_step, out_step = runs->out_step;
     for (size_t t = 0; t < n; t++) {
-        const size_t first = r->n * t / n, size = r->n * (t + 1) / n - first;
-        if (r->in_step == WIDTH) sized_tile(r, M, ROWS, size, first, WIDTH);
-        else if (r->in_step == FS_MAX_LANES) sized_tile(r, M, ROWS, size, first, FS_MAX_LANES);
-        else sized_tile(r, M, ROWS, size, first, r->in_step);
+        const size_t first = n == 1 ? 0 : all * t / n, size = n == 1 ? all : all * (t + 1) / n - first;
+        if (in_step == WIDTH && out_step == WIDTH) sized_tiles(runs, count, M, ROWS, size, first, WIDTH, WIDTH);
+        else if (in_step == FS_MAX_LANES) sized_tiles(runs, count, M, ROWS, size, first, FS_MAX_LANES, out_step);
+        else sized_tiles(runs, count, M, ROWS, size, first, in_step, out_step);
     }
 }
 
-TARGET static void run1(const fs_run *r) {
-    if (r->rows == 2) tiles(r, 1, 2, REGISTERS / 2);
-    else tiles(r, 1, 1, TILE1);
+TARGET static void run1(const fs_run *runs, uint32_t count) {
+    if (runs->rows == 2) tiles(runs, count, 1, 2, REGISTERS / 2);
+    else tiles(runs, count, 1, 1, TILE1);
 }
 
-TARGET static void run4(const fs_run *r) { tiles(r, 4, 1, REGISTERS / 4); }
+TARGET static void run4(const fs_run *runs, uint32_t count) { tiles(runs, count, 4, 1, REGISTERS / 4); }
 
 #endif
 
