@@ -83,38 +83,13 @@ static inline fs_walk fs_walk_start(const uint8_t *bytes, size_t size, uint32_t 
     return walk;
 }
 
-/* At least 32 bits, if there are as many left. */
-static inline void fs_walk_fill(fs_walk *walk) {
-    const uint8_t *p = walk->next;
-    if (walk->have >= 32) return;
-    if (walk->end - p >= 4) {
-        const uint32_t four = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-        walk->bits |= (uint64_t)four << walk->have;
-        walk->have += 32, walk->next += 4;
-        return;
-    }
-    for (; walk->next < walk->end; walk->have += 8) walk->bits |= (uint64_t)*walk->next++ << walk->have;
-}
+int fs_walk_sparse(fs_walk *walk);
 
 /* 1 and the next live weight's index, or 0 at the end (or at damage: then walk->left is not 0). */
 static inline int fs_walk_next(fs_walk *walk) {
     if (!walk->left) return 0;
-    uint64_t gap = 0;
-    if (walk->rice != FS_DENSE) {
-        for (fs_walk_fill(walk); !walk->bits; fs_walk_fill(walk)) {
-            gap += walk->have, walk->have = 0;
-            if (walk->next == walk->end) return 0;
-        }
-        const uint32_t zeros = (uint32_t)__builtin_ctzll(walk->bits);
-        walk->bits = walk->bits >> zeros >> 1, walk->have -= zeros + 1;
-        gap = (gap + zeros) << walk->rice;
-        if (walk->have < walk->rice) fs_walk_fill(walk);
-        if (walk->have < walk->rice) return 0;
-        gap |= walk->bits & ((1u << walk->rice) - 1);
-        walk->bits >>= walk->rice, walk->have -= walk->rice;
-    }
-    walk->index += (int64_t)gap + 1;
-    walk->left--;
+    if (walk->rice != FS_DENSE) return fs_walk_sparse(walk);
+    walk->index++, walk->left--;
     return 1;
 }
 
@@ -149,6 +124,17 @@ typedef struct {
     float factor; /* of the sum, where it is not the maximum */
 } fs_pooling;
 
+/* A map of one channel: `rows` rows of `n` positions of `lanes` numbers, `pitch` numbers from one row to the next. */
+typedef struct {
+    uint32_t rows, n, lanes;
+    size_t pitch;
+} fs_map;
+
+/* Sums of numbers and of their squares, lane by lane. */
+typedef struct {
+    double sum[FS_MAX_LANES], square[FS_MAX_LANES];
+} fs_moments;
+
 /* The inner loops, compiled once for each instruction set. */
 typedef struct {
     const char *name;
@@ -160,8 +146,9 @@ typedef struct {
     void (*scalar)(const fs_run *);                   /* one result, one row: single numbers, any step */
     void (*pixels)(float *out, const uint8_t *in, size_t n, float scale, float shift);
     void (*pool)(float *out, const float *const *rows, const fs_pooling *pooling);
-    void (*sums)(const float *in, size_t n, uint32_t lanes, double *sum, double *square);
-    void (*affine)(float *data, size_t n, uint32_t lanes, const float *a, const float *b, uint32_t act);
+    /* Adds one map, or each of two, to moments of its own: two chains of additions wait less than one. */
+    void (*sums)(const float *const in[2], uint32_t count, const fs_map *map, fs_moments *moments);
+    void (*affine)(float *data, const fs_map *map, const float *a, const float *b, uint32_t act);
     void (*add)(float *out, const float *a, const float *b, size_t n, uint32_t act);
     void (*mul)(float *out, const float *a, const float *b, size_t n, size_t period, uint32_t act); /* b[i % period] */
     void (*act)(float *data, size_t n, uint32_t act, float slope); /* any activation, in place */
@@ -192,6 +179,17 @@ extern const fs_isa fs_neon;
 
 double fs_exp(double x); /* x <= 0 */
 double fs_log(double x); /* x > 0, normal */
-float fs_sqrt(float x); /* correctly rounded, for processors without the instruction */
+/* Correctly rounded: the processor's instruction, where it has one. With errno to be set compilers call libm for it. */
+#if defined(__NO_MATH_ERRNO__) && (defined(__SSE2__) || defined(__aarch64__) || (defined(__ARM_FP) && __ARM_FP & 4))
+static inline float fs_sqrt(float x) { return __builtin_sqrtf(x); }
+#elif defined(__ARM_FP) && __ARM_FP & 4 && !defined(__aarch64__)
+static inline float fs_sqrt(float x) {
+    __asm__("vsqrt.f32 %0, %0" : "+t"(x));
+    return x;
+}
+#else
+#define FS_SOFT_SQRT
+float fs_sqrt(float x);
+#endif
 
 #endif

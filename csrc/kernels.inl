@@ -313,47 +313,70 @@ INLINE double add_square(double x, double sum) {
 #endif
 }
 
-INLINE void sums_lanes(const float *in, size_t n, const uint32_t lanes, double *sum, double *square) {
-    double s[FS_MAX_LANES], q[FS_MAX_LANES];
-    for (uint32_t l = 0; l < lanes; l++) s[l] = sum[l], q[l] = square[l];
-    for (size_t i = 0; i < n; i++, in += lanes)
-        for (uint32_t l = 0; l < lanes; l++) {
-            s[l] += (double)in[l];
-            q[l] = add_square(in[l], q[l]);
+INLINE void sums_lanes(const float *const in[2], const uint32_t count, const fs_map *map, const uint32_t lanes,
+                       fs_moments *moments) {
+    double s[2][FS_MAX_LANES], q[2][FS_MAX_LANES];
+    for (uint32_t k = 0; k < count; k++)
+        for (uint32_t l = 0; l < lanes; l++) s[k][l] = moments[k].sum[l], q[k][l] = moments[k].square[l];
+    for (uint32_t y = 0; y < map->rows; y++)
+        for (size_t i = 0; i < map->n; i++) {
+            const size_t at = y * map->pitch + i * lanes;
+#pragma GCC unroll 2
+            for (uint32_t k = 0; k < count; k++)
+                for (uint32_t l = 0; l < lanes; l++) {
+                    s[k][l] += (double)in[k][at + l];
+                    q[k][l] = add_square(in[k][at + l], q[k][l]);
+                }
         }
-    for (uint32_t l = 0; l < lanes; l++) sum[l] = s[l], square[l] = q[l];
+    for (uint32_t k = 0; k < count; k++)
+        for (uint32_t l = 0; l < lanes; l++) moments[k].sum[l] = s[k][l], moments[k].square[l] = q[k][l];
 }
 
-TARGET static void sums(const float *in, size_t n, uint32_t lanes, double *sum, double *square) {
+TARGET static void sums(const float *const in[2], uint32_t count, const fs_map *map, fs_moments *moments) {
     if (!fs_has(FS_LAYER_BATCH_NORM) && !fs_has(FS_LAYER_GROUP_NORM)) return;
-    if (lanes == 16) sums_lanes(in, n, 16, sum, square);
-    else if (lanes == 8) sums_lanes(in, n, 8, sum, square);
-    else sums_lanes(in, n, lanes, sum, square);
-}
-
 #ifdef VEC
-
-INLINE void affine_vectors(float *data, size_t n, uint32_t lanes, const float *a, const float *b, const uint32_t act) {
-    for (uint32_t part = 0; part < lanes; part += WIDTH) {
-        const VEC factor = v_load(a + part), shift = v_load(b + part);
-        float *x = data + part;
-        for (size_t i = 0; i < n; i++, x += lanes) v_store(x, activate(v_add(v_mul(v_load(x), factor), shift), act));
+    if (map->lanes == WIDTH && count == 2) {
+        sums_lanes(in, 2, map, WIDTH, moments);
+        return;
     }
-}
-
-#endif
-
-TARGET static void affine(float *data, size_t n, uint32_t lanes, const float *a, const float *b, uint32_t act) {
-    if (!fs_has(FS_LAYER_BATCH_NORM) && !fs_has(FS_LAYER_GROUP_NORM)) return;
-#ifdef VEC
-    if (lanes % WIDTH == 0) {
-        if (act == FS_ACT_RELU) affine_vectors(data, n, lanes, a, b, FS_ACT_RELU);
-        else affine_vectors(data, n, lanes, a, b, act);
+    if (map->lanes == WIDTH) {
+        sums_lanes(in, 1, map, WIDTH, moments);
         return;
     }
 #endif
-    for (size_t i = 0; i < n; i++, data += lanes)
-        for (uint32_t l = 0; l < lanes; l++) data[l] = activate1(data[l] * a[l] + b[l], act);
+    sums_lanes(in, count, map, map->lanes, moments);
+}
+
+#ifdef VEC
+
+INLINE void affine_vectors(float *data, const fs_map *map, const float *a, const float *b, const uint32_t act) {
+    for (uint32_t part = 0; part < map->lanes; part += WIDTH) {
+        const VEC factor = v_load(a + part), shift = v_load(b + part);
+        for (uint32_t y = 0; y < map->rows; y++) {
+            float *x = data + y * map->pitch + part;
+            for (uint32_t i = 0; i < map->n; i++, x += map->lanes)
+                v_store(x, activate(v_add(v_mul(v_load(x), factor), shift), act));
+        }
+    }
+}
+
+#endif
+
+TARGET static void affine(float *data, const fs_map *map, const float *a, const float *b, uint32_t act) {
+    if (!fs_has(FS_LAYER_BATCH_NORM) && !fs_has(FS_LAYER_GROUP_NORM)) return;
+#ifdef VEC
+    if (map->lanes % WIDTH == 0) {
+        if (act == FS_ACT_RELU) affine_vectors(data, map, a, b, FS_ACT_RELU);
+        else if (act == FS_ACT_NONE) affine_vectors(data, map, a, b, FS_ACT_NONE);
+        else affine_vectors(data, map, a, b, act);
+        return;
+    }
+#endif
+    for (uint32_t y = 0; y < map->rows; y++) {
+        float *x = data + y * map->pitch;
+        for (uint32_t i = 0; i < map->n; i++, x += map->lanes)
+            for (uint32_t l = 0; l < map->lanes; l++) x[l] = activate1(x[l] * a[l] + b[l], act);
+    }
 }
 
 TARGET static void add(float *out, const float *a, const float *b, size_t n, uint32_t act) {
@@ -418,15 +441,6 @@ INLINE void philox_blocks(uint32_t *words, uint64_t seed, const uint32_t counter
 
 #endif
 
-INLINE float root(float x) {
-    /* Only where errno does not matter is it one instruction; otherwise compilers call libm. */
-#if defined(__NO_MATH_ERRNO__) && (defined(__SSE2__) || defined(__aarch64__) || (defined(__ARM_FP) && __ARM_FP & 4))
-    return __builtin_sqrtf(x);
-#else
-    return fs_sqrt(x);
-#endif
-}
-
 /* A normal is above / below, by one rational function in the middle and another in the tails. */
 typedef struct {
     float above, below;
@@ -453,7 +467,7 @@ INLINE quotient tail(int32_t s) {
     const float f = (m - 1.0f) / (m + 1.0f), g = f * f;
     const float ln = (float)e * 0.69314718056f +
                      f * ((((2.0f / 9 * g + 2.0f / 7) * g + 2.0f / 5) * g + 2.0f / 3) * g + 2.0f);
-    const float r = root(-ln) - 1.6f;
+    const float r = fs_sqrt(-ln) - 1.6f;
     const float above = ((0.17023821103f * r + 1.3067284816f) * r + 2.7568153900f) * r + 1.4234372777f;
     const quotient z = {s < 0 ? -above : above, (0.12021132975f * r + 0.73700164250f) * r + 1.0f};
     return z;
@@ -610,6 +624,6 @@ TARGET static void adam(float *values, float *m, float *v, const float *gradient
         const float d = gradient[i] + decay * values[i];
         m[i] = beta1 * m[i] + (1.0f - beta1) * d;
         v[i] = beta2 * v[i] + (1.0f - beta2) * d * d;
-        values[i] = values[i] - lr * (m[i] * k1) / (root(v[i] * k2) + eps);
+        values[i] = values[i] - lr * (m[i] * k1) / (fs_sqrt(v[i] * k2) + eps);
     }
 }

@@ -36,6 +36,8 @@ double fs_log(double x) {
     return (double)e * 0.69314718055994530942 + f * sum;
 }
 
+#ifdef FS_SOFT_SQRT
+
 float fs_sqrt(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -59,3 +61,5 @@ float fs_sqrt(float x) {
     memcpy(&root, &out, 4);
     return root;
 }
+
+#endif

@@ -89,12 +89,9 @@ static void row_op(const fs_engine *e, const fs_op *op, const fs_place *out, uin
         }
 }
 
-typedef struct {
-    double sum[FS_MAX_LANES], square[FS_MAX_LANES];
-} moments;
-
-static void channel_moments(const fs_engine *e, const fs_place *p, float *tensor, uint32_t c, moments *m) {
-    for (uint32_t y = 0; y < p->h; y++) e->isa->sums(fs_row(e, p, tensor, c, y), p->w, e->lanes, m->sum, m->square);
+static fs_map map_of(const fs_engine *e, const fs_place *p) {
+    const fs_map map = {p->h, p->w, e->lanes, fs_row_floats(p, e->lanes)};
+    return map;
 }
 
 /* y = x * a + b for one channel, with one mean and deviation (the root of variance + eps) per lane. */
@@ -110,11 +107,9 @@ static void normalise(fs_engine *e, const fs_op *op, const fs_place *p, float *t
         a[l] = gamma / deviation[l];
         b[l] = beta - mean[l] * a[l];
     }
-    for (uint32_t y = 0; y < p->h; y++) {
-        float *row = fs_row(e, p, tensor, c, y);
-        e->isa->affine(row, p->w, e->lanes, a, b, op->act);
-        fs_activate(e, op, row, (size_t)p->w * e->lanes);
-    }
+    const fs_map map = map_of(e, p);
+    e->isa->affine(fs_row(e, p, tensor, c, 0), &map, a, b, op->act);
+    for (uint32_t y = 0; y < p->h; y++) fs_activate(e, op, fs_row(e, p, tensor, c, y), (size_t)p->w * e->lanes);
 }
 
 static void set_moments(double sum, double square, double n, float *mean, float *variance) {
@@ -127,27 +122,37 @@ static float deviation_of(float variance, const fs_op *op) { return fs_sqrt(vari
 
 static void group_norm(fs_engine *e, const fs_op *op, const fs_place *p, uint32_t d, uint32_t block, uint32_t number) {
     float *tensor = fs_tensor(e, p, d, block);
+    const fs_map map = map_of(e, p);
     const uint32_t channels = p->c / op->groups;
-    for (uint32_t group = 0; group < op->groups; group++) {
-        moments m = {{0}, {0}};
-        float mean[FS_MAX_LANES], deviation[FS_MAX_LANES];
-        for (uint32_t c = 0; c < channels; c++) channel_moments(e, p, tensor, group * channels + c, &m);
-        for (uint32_t l = 0; l < e->lanes; l++) {
-            set_moments(m.sum[l], m.square[l], (double)channels * p->h * p->w, &mean[l], &deviation[l]);
-            deviation[l] = deviation_of(deviation[l], op);
+    for (uint32_t group = 0, two; group < op->groups; group += two) {
+        fs_moments m[2] = {{{0}, {0}}, {{0}, {0}}};
+        two = op->groups - group < 2 ? 1 : 2;
+        for (uint32_t c = 0; c < channels; c++) {
+            const float *in[2];
+            for (uint32_t i = 0; i < two; i++) in[i] = fs_row(e, p, tensor, (group + i) * channels + c, 0);
+            e->isa->sums(in, two, &map, m);
         }
-        for (uint32_t c = 0; c < channels; c++)
-            normalise(e, op, p, tensor, d, number, group * channels + c, mean, deviation);
+        for (uint32_t i = 0; i < two; i++) {
+            float mean[FS_MAX_LANES], deviation[FS_MAX_LANES];
+            for (uint32_t l = 0; l < e->lanes; l++) {
+                set_moments(m[i].sum[l], m[i].square[l], (double)channels * p->h * p->w, &mean[l], &deviation[l]);
+                deviation[l] = deviation_of(deviation[l], op);
+            }
+            for (uint32_t c = 0; c < channels; c++)
+                normalise(e, op, p, tensor, d, number, (group + i) * channels + c, mean, deviation);
+        }
     }
 }
 
 /* Statistics of one channel over the batch: images' sums added in image order. */
 static void batch_moments(const fs_engine *e, const fs_place *p, const fs_batch *batch, uint32_t d, uint32_t c,
                           float *mean, float *variance) {
+    const fs_map map = map_of(e, p);
     double sum = 0, square = 0;
     for (uint32_t block = 0; block < batch->blocks; block++) {
-        moments m = {{0}, {0}};
-        channel_moments(e, p, fs_tensor(e, p, d, block), c, &m);
+        fs_moments m = {{0}, {0}};
+        const float *in[2] = {fs_row(e, p, fs_tensor(e, p, d, block), c, 0)};
+        e->isa->sums(in, 1, &map, &m);
         for (uint32_t l = 0; l < e->lanes && block * e->lanes + l < batch->images; l++)
             sum += m.sum[l], square += m.square[l];
     }
