@@ -228,6 +228,13 @@ static int is_direct(const fs_engine *e, const job *j) {
     return !j->op->pool && ((vector && e->lanes % vector == 0) || (size_t)j->width * e->lanes % FS_MAX_LANES == 0);
 }
 
+static void shift(fs_run *runs, uint32_t count, uint32_t results, ptrdiff_t by) {
+    for (uint32_t i = 0; i < count; i++) {
+        runs[i].in += by;
+        for (uint32_t m = 0; m < results; m++) runs[i].out[m] += by;
+    }
+}
+
 /* The rows of `count` runs of `results` results each, `width` positions of a row. */
 static void compute_row(const fs_engine *e, const job *j, fs_run *runs, uint32_t count, uint32_t results,
                         uint32_t width) {
@@ -238,13 +245,10 @@ static void compute_row(const fs_engine *e, const job *j, fs_run *runs, uint32_t
         runs->in_step = (ptrdiff_t)(j->op->window.sw * lanes), runs->out_step = lanes, runs->n = width;
         run(runs, count);
         for (uint32_t l = vector; l < lanes; l += vector) {
-            fs_run part[TOGETHER];
-            for (uint32_t i = 0; i < count; i++) {
-                part[i] = runs[i], part[i].in += l;
-                for (uint32_t m = 0; m < results; m++) part[i].out[m] += l;
-            }
-            run(part, count);
+            shift(runs, count, results, (ptrdiff_t)vector);
+            run(runs, count);
         }
+        if (lanes > vector) shift(runs, count, results, (ptrdiff_t)vector - (ptrdiff_t)lanes);
     } else if (vector && j->op->window.sw == 1) {
         /* Neighbouring positions are neighbours in memory: one long row. */
         runs->n = ((size_t)width * lanes + vector - 1) / vector;

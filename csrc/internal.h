@@ -17,6 +17,9 @@
 
 #if defined(__x86_64__) || defined(__aarch64__)
 #define FS_VECTORS /* there are inner loops in vectors */
+#define FS_CHAINS 2 /* maps whose moments are found side by side: two chains of additions wait less than one */
+#else
+#define FS_CHAINS 1
 #endif
 
 enum { FS_CONV = 1, FS_POOL, FS_NORM, FS_ADD, FS_ACT, FS_MUL, FS_CAT, FS_PAD };
@@ -146,8 +149,8 @@ typedef struct {
     void (*scalar)(const fs_run *);                   /* one result, one row: single numbers, any step */
     void (*pixels)(float *out, const uint8_t *in, size_t n, float scale, float shift);
     void (*pool)(float *out, const float *const *rows, const fs_pooling *pooling);
-    /* Adds one map, or each of two, to moments of its own: two chains of additions wait less than one. */
-    void (*sums)(const float *const in[2], uint32_t count, const fs_map *map, fs_moments *moments);
+    /* Adds each of up to FS_CHAINS maps to moments of its own. */
+    void (*sums)(const float *const *in, uint32_t count, const fs_map *map, fs_moments *moments);
     void (*affine)(float *data, const fs_map *map, const float *a, const float *b, uint32_t act);
     void (*add)(float *out, const float *a, const float *b, size_t n, uint32_t act);
     void (*mul)(float *out, const float *a, const float *b, size_t n, size_t period, uint32_t act); /* b[i % period] */

@@ -313,9 +313,9 @@ INLINE double add_square(double x, double sum) {
 #endif
 }
 
-INLINE void sums_lanes(const float *const in[2], const uint32_t count, const fs_map *map, const uint32_t lanes,
+INLINE void sums_lanes(const float *const *in, const uint32_t count, const fs_map *map, const uint32_t lanes,
                        fs_moments *moments) {
-    double s[2][FS_MAX_LANES], q[2][FS_MAX_LANES];
+    double s[FS_CHAINS][FS_MAX_LANES], q[FS_CHAINS][FS_MAX_LANES];
     for (uint32_t k = 0; k < count; k++)
         for (uint32_t l = 0; l < lanes; l++) s[k][l] = moments[k].sum[l], q[k][l] = moments[k].square[l];
     for (uint32_t y = 0; y < map->rows; y++)
@@ -332,15 +332,12 @@ INLINE void sums_lanes(const float *const in[2], const uint32_t count, const fs_
         for (uint32_t l = 0; l < lanes; l++) moments[k].sum[l] = s[k][l], moments[k].square[l] = q[k][l];
 }
 
-TARGET static void sums(const float *const in[2], uint32_t count, const fs_map *map, fs_moments *moments) {
+TARGET static void sums(const float *const *in, uint32_t count, const fs_map *map, fs_moments *moments) {
     if (!fs_has(FS_LAYER_BATCH_NORM) && !fs_has(FS_LAYER_GROUP_NORM)) return;
 #ifdef VEC
-    if (map->lanes == WIDTH && count == 2) {
-        sums_lanes(in, 2, map, WIDTH, moments);
-        return;
-    }
     if (map->lanes == WIDTH) {
-        sums_lanes(in, 1, map, WIDTH, moments);
+        if (count == FS_CHAINS) sums_lanes(in, FS_CHAINS, map, WIDTH, moments);
+        else sums_lanes(in, 1, map, WIDTH, moments);
         return;
     }
 #endif

@@ -124,15 +124,16 @@ static void group_norm(fs_engine *e, const fs_op *op, const fs_place *p, uint32_
     float *tensor = fs_tensor(e, p, d, block);
     const fs_map map = map_of(e, p);
     const uint32_t channels = p->c / op->groups;
-    for (uint32_t group = 0, two; group < op->groups; group += two) {
-        fs_moments m[2] = {{{0}, {0}}, {{0}, {0}}};
-        two = op->groups - group < 2 ? 1 : 2;
+    for (uint32_t group = 0, some; group < op->groups; group += some) {
+        fs_moments m[FS_CHAINS];
+        memset(m, 0, sizeof m);
+        some = op->groups - group < FS_CHAINS ? 1 : FS_CHAINS;
         for (uint32_t c = 0; c < channels; c++) {
-            const float *in[2];
-            for (uint32_t i = 0; i < two; i++) in[i] = fs_row(e, p, tensor, (group + i) * channels + c, 0);
-            e->isa->sums(in, two, &map, m);
+            const float *in[FS_CHAINS];
+            for (uint32_t i = 0; i < some; i++) in[i] = fs_row(e, p, tensor, (group + i) * channels + c, 0);
+            e->isa->sums(in, some, &map, m);
         }
-        for (uint32_t i = 0; i < two; i++) {
+        for (uint32_t i = 0; i < some; i++) {
             float mean[FS_MAX_LANES], deviation[FS_MAX_LANES];
             for (uint32_t l = 0; l < e->lanes; l++) {
                 set_moments(m[i].sum[l], m[i].square[l], (double)channels * p->h * p->w, &mean[l], &deviation[l]);
@@ -151,8 +152,8 @@ static void batch_moments(const fs_engine *e, const fs_place *p, const fs_batch 
     double sum = 0, square = 0;
     for (uint32_t block = 0; block < batch->blocks; block++) {
         fs_moments m = {{0}, {0}};
-        const float *in[2] = {fs_row(e, p, fs_tensor(e, p, d, block), c, 0)};
-        e->isa->sums(in, 1, &map, &m);
+        const float *in = fs_row(e, p, fs_tensor(e, p, d, block), c, 0);
+        e->isa->sums(&in, 1, &map, &m);
         for (uint32_t l = 0; l < e->lanes && block * e->lanes + l < batch->images; l++)
             sum += m.sum[l], square += m.square[l];
     }
