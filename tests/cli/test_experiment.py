@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from foreseed.cli import main
+from tests.report.runs import leave_out_figures
 from tests.simulate.small import leave_out_the_slow
 
 TINY = [
@@ -18,6 +19,7 @@ TINY = [
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out_the_slow(monkeypatch.setattr)
+    leave_out_figures(monkeypatch.setattr)
 
 
 @pytest.fixture(scope="module")
