@@ -15,7 +15,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _LONGEST = (
-    "test_install", "prune/test_everywhere", "examples/test_flower", "engine/test_portable", "simulate/test_on_ray",
+    "test_install", "engine/test_portable", "prune/test_everywhere", "examples/test_flower", "simulate/test_on_ray",
     "prune/test_pruning", "engine/test_fuzz", "fleet/test_served", "fleet/test_cluster", "runs/test_trackers",
     "report/test_page", "prune/test_convolution", "test_docs",
 )  # fmt: skip
