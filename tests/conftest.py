@@ -15,9 +15,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _LONGEST = (
-    "prune/test_everywhere", "test_install", "examples/test_flower", "engine/test_portable", "simulate/test_on_ray",
+    "test_install", "engine/test_portable", "prune/test_everywhere", "examples/test_flower", "simulate/test_on_ray",
     "prune/test_pruning", "engine/test_fuzz", "fleet/test_served", "fleet/test_cluster", "runs/test_trackers",
-    "cli/test_experiment", "report/test_estimates", "report/test_page", "prune/test_convolution", "test_docs",
+    "report/test_page", "prune/test_convolution", "test_docs",
 )  # fmt: skip
 """Files that take longest, by what one core spends on them; those that are left out take less than half a minute."""
 

@@ -8,14 +8,23 @@ from pathlib import Path
 import pytest
 
 from foreseed.cli import main
+from tests.report.runs import leave_out_figures
+from tests.simulate.small import leave_out_the_slow
 
 TINY = [
     "rounds=2", "eval_every=1", "data.devices=4", "data.per_round=2", "train.k=2", "prune.pruner=random", "workers=1",
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_the_slow(monkeypatch.setattr)
+    leave_out_figures(monkeypatch.setattr)
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with all that belongs to it; those of single tests do without what is slow."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     assert main(["run", *TINY, "--out", str(folder), "--quiet"]) == 0
     return folder

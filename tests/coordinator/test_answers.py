@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.answers import differences, fault
 from foreseed.engine import Directions, ForeseedError, project, quantise
-from foreseed.engine.blocks import Block, block_passes, spans
-from foreseed.engine.types import forward_passes
+from foreseed.engine.blocks import Block, spans
 from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import OrderMessage, Reply, decode, encode
 
@@ -29,7 +28,7 @@ def packed(numbers: Any, bits: int, round: int = 1, device: int = 0, seed: int =
     else:
         scale, codes = quantise(floats, bits, seed, round, device)
         losses = array("f", [2.3, scale]).tobytes() + codes
-    return Reply(b"run-name", round, device, 10, losses, forward_passes(10, len(floats)))
+    return Reply(b"run-", round, device, 10, losses)
 
 
 @given(
@@ -102,7 +101,7 @@ def packed_blocks(numbers: Any, bits: int) -> Reply:
         scales.append(scale)
         codes.append(bytes(packed))
     losses = array("f", [2.3, *scales]).tobytes() + b"".join(codes)
-    return Reply(b"run-name", 1, 0, 10, losses, block_passes(10, BLOCKS))
+    return Reply(b"run-", 1, 0, 10, losses)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -138,9 +137,6 @@ def test_what_is_no_answer_of_blocks_is_refused_by_its_reason() -> None:
     for losses, reason in wrong.items():
         assert coordinator.receive(good._replace(losses=losses)) == reason
         coordinator.open()
-    said = coordinator.receive(good._replace(forward_passes=good.forward_passes + 1))
-    assert said == f"forward passes: {good.forward_passes + 1} said, the order takes {good.forward_passes}"
-    coordinator.open()
     assert coordinator.receive(good) is None
 
 
@@ -179,7 +175,7 @@ def test_the_mean_estimate_by_blocks_is_the_gradient(kind: str) -> None:
             )
         ]
         losses = array("f", [2.3, *(SIGMA * slope for slope in slopes)]).tobytes()
-        assert coordinator.receive(Reply(b"run-name", order.round, 0, 10, losses, block_passes(10, blocks))) is None
+        assert coordinator.receive(Reply(b"run-", order.round, 0, 10, losses)) is None
         learn(coordinator)
         estimates.append(before.astype(np.float64) - coordinator.state.values)
     mean, spread = np.mean(estimates, axis=0), np.std(estimates, axis=0) / np.sqrt(ROUNDS)

@@ -18,11 +18,10 @@ from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.answers import differences
 from foreseed.coordinator.coordinator import MAX_UPDATES_BYTES
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, direction
-from foreseed.engine.types import forward_passes
 from foreseed.engine.update import replay
 from foreseed.methods.descent import NotFiniteError
 from foreseed.methods.ntk_baffle import Learnt, learn
-from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, decode, encode, values_hash
+from foreseed.wire import NOTHING_HELD, RUN_TAG, OrderMessage, Reply, decode, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
 
 N = 1500
@@ -39,8 +38,7 @@ def reply_to(order: OrderMessage, samples: int = 0, stats: bytes = b"") -> Reply
     rng = np.random.default_rng([order.round, order.device])
     losses = np.append(rng.uniform(1, 3), order.sigma * rng.normal(size=order.k * order.local_steps))
     n = samples or int(rng.integers(5, 50))
-    passes = forward_passes(n, order.k, order.spread, order.central, order.local_steps) + (n if stats else 0)
-    return Reply(order.run, order.round, order.device, n, losses.astype("<f4").tobytes(), passes, stats)
+    return Reply(order.run[:RUN_TAG], order.round, order.device, n, losses.astype("<f4").tobytes(), stats)
 
 
 def play(coordinator: Coordinator, rounds: int = 1) -> Learnt:

@@ -16,9 +16,8 @@ from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.coordinator.robust import CLIP, GROWTH, SHARE, contained, gathered, limited, median, trimmed_mean
 from foreseed.coordinator.sums import added
 from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, project, quantise
-from foreseed.engine.types import forward_passes
 from foreseed.methods.ntk_baffle import learn
-from foreseed.wire import OrderMessage, Reply
+from foreseed.wire import RUN_TAG, OrderMessage, Reply
 
 N, M, K, SIGMA = 600, 10, 40, 1e-3
 SHARED = Rules(b"run-name", seed=5, devices=M, per_round=M, k=K, sigma=SIGMA, seeds="shared")
@@ -42,7 +41,7 @@ def honest(order: OrderMessage) -> Reply:
     else:
         scale, codes = quantise(differences, order.bits, order.seed, order.round, order.device)
         losses = array("f", [2.3, scale]).tobytes() + codes
-    return Reply(order.run, order.round, order.device, samples, losses, forward_passes(samples, K))
+    return Reply(order.run[:RUN_TAG], order.round, order.device, samples, losses)
 
 
 def times(factor: float) -> Lie:
@@ -69,7 +68,7 @@ def flipped(reply: Reply) -> Reply:
 
 
 def many_samples(reply: Reply) -> Reply:
-    return times(-1)(reply)._replace(samples=2**31, forward_passes=forward_passes(2**31, K))
+    return times(-1)(reply)._replace(samples=2**31)
 
 
 def estimate(rules: Rules, liars: Sequence[int] = (), lie: Lie = lambda reply: reply) -> Array:

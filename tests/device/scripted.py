@@ -13,11 +13,11 @@ import numpy as np
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.device.member import Member
 from foreseed.engine.program import Act, Kind, Op, Program, assemble
-from foreseed.engine.types import forward_passes
 from foreseed.methods.ntk_baffle import learn
 from foreseed.wire import (
     CHUNK,
     PROGRAM,
+    RUN_TAG,
     Ack,
     Announce,
     Chunk,
@@ -106,7 +106,7 @@ class Server:
             case Ready():
                 self.coordinator.holds(device, message.held)
             case Reply():
-                return [Ack(message.run, message.round, self.coordinator.receive(message) or "")]
+                return [Ack(RUN, message.round, self.coordinator.receive(message) or "")]
         return []
 
 
@@ -166,8 +166,7 @@ def play_without(server: Server, rounds: int = 1, device: int = 1) -> None:
     for _ in range(rounds):
         order = server.order(device)
         losses = np.random.default_rng(order.round).normal(0, 1e-3, 1 + order.k * order.local_steps)
-        passes = forward_passes(9, order.k, order.spread, order.central, order.local_steps)
-        reply = Reply(order.run, order.round, device, 9, losses.astype("<f4").tobytes(), passes)
+        reply = Reply(order.run[:RUN_TAG], order.round, device, 9, losses.astype("<f4").tobytes())
         assert server.coordinator.receive(reply) is None
         learn(server.coordinator)
 

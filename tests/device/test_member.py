@@ -362,7 +362,7 @@ def test_a_server_of_another_version_is_told_to_the_user_once(shard: Path) -> No
     for _ in range(20):
         assert member.receive(cbor2.dumps([2, *cbor2.loads(encode(serve().announce()))[1:]])) == []
     assert said == [
-        "the server cannot be understood: message version 2, this foreseed speaks 3; install the same foreseed here "
+        "the server cannot be understood: message version 2, this foreseed speaks 4; install the same foreseed here "
         "and there"
     ]
     assert member.refused == {"other version": 20}

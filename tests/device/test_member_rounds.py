@@ -19,6 +19,7 @@ from foreseed.wire import (
     CHUNK,
     NOTHING_HELD,
     PROGRAM,
+    RUN_TAG,
     STATE,
     Ack,
     Announce,
@@ -313,7 +314,39 @@ def test_a_reply_tells_what_it_cost(shard: Path) -> None:
     reply = ask(server, member, server.order())[-1]
     assert isinstance(reply, Reply)
     assert reply[-3:] == (123, 456, 789)
-    assert reply.forward_passes == 12 * 5
+
+
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [
+        ([Ack(RUN, 2, "")], True),
+        ([Ack(RUN, 2, ""), Ack(RUN, 2, "")], True),
+        ([Ack(RUN, 2, "late")], False),
+        ([Ack(RUN, 1, "")], False),
+        ([Ack(b"another-", 2, "")], False),
+        ([], False),
+    ],
+    ids=["counts", "twice", "refused", "of a round before", "of another run", "lost"],
+)
+def test_bytes_are_told_until_the_server_has_counted_them(shard: Path, said: list[Message], counted: bool) -> None:
+    traffic = [100, 1000]
+    server, member = serve(), Member(shard, costs=lambda: (1, *traffic))
+    join(server, member)
+    first = play(server, member)[-1]
+    order = server.order()
+    member.receive(encode(order))
+    traffic[:] = 110, 1020
+    (second,) = member.work()
+    traffic[:] = 150, 1100
+    assert member.receive(encode(order)) == [second]  # as it was, however often it is asked for
+    for ack in said:
+        member.receive(encode(ack))
+    play_without(server)
+    member.receive(encode(server.order()))
+    (third,) = member.work()
+    replies = [reply for reply in (first, second, third) if isinstance(reply, Reply)]
+    told = [(reply.sent, reply.received) for reply in replies]
+    assert told == [(100, 1000), (10, 20), (40, 80) if counted else (50, 100)]
 
 
 # --- whatever arrives ---
@@ -326,7 +359,7 @@ def some_messages(server: Server) -> list[Message]:
         server.welcome(2), order, order._replace(round=9), order._replace(updates=()), order._replace(k=2),
         server.chunk(Fetch(RUN, PROGRAM, 0, 0)), server.chunk(Fetch(RUN, STATE, server.coordinator.state.round, 0)),
         Chunk(RUN, STATE, 3, 0, bytes(99)), Ack(RUN, 1, "late"), Leave("full"), Presence(b"1234", True), Join(3),
-        Reply(RUN, 1, 0, 3, bytes(8), 3), Ready(RUN, 3, 1), Welcome(RUN, 1, bytes(16), 2**32 - 1, 2**32 - 1, 2),
+        Reply(RUN[:RUN_TAG], 1, 0, 3, bytes(8)), Ready(RUN, 3, 1), Welcome(RUN, 1, bytes(16), 2**32 - 1, 2**32 - 1, 2),
         order._replace(device=SHARED_DEVICE),
     ]  # fmt: skip
 

@@ -38,14 +38,11 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The fuzzer as it runs here, and with the plain loops of other processors."""
     need("gcc", "gcc")
     folder = tmp_path_factory.mktemp("fuzz")
-    flags = ("-O1", "-g", "-Wall", "-Wextra", "-Werror", *SANITIZE, *HOSTED)
-    objects = compile_all(["gcc"], [*ENGINE, *FUZZER], folder, *flags)
-    chooser = [path for path in ENGINE if path.name == "directions.c"]
-    plain = compile_all(["gcc"], chooser, folder / "plain", *flags, NO_VECTORS)
-    others = [path for path in objects if path.name != plain[0].name]
+    flags = ("-O1", "-g1", "-Wall", "-Wextra", "-Werror", *SANITIZE, *HOSTED)  # -g1: lines, and no more
+    kinds: dict[str, tuple[str, ...]] = {"vectors": (), "plain": (NO_VECTORS,)}
     return {
-        "vectors": link(["gcc"], objects, folder / "vectors", *SANITIZE),
-        "plain": link(["gcc"], [*others, *plain], folder / "without", *SANITIZE),
+        name: link(["gcc"], compile_all(["gcc"], [*ENGINE, *FUZZER], folder, *flags, *more), folder / name, *SANITIZE)
+        for name, more in kinds.items()
     }
 
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -16,8 +17,11 @@ FUZZER = sorted((ROOT / "tests/engine/fuzz").glob("*.c"))
 # The rounding that docs/format.md demands. What the package's own build adds beside them must not matter.
 FLAGS = ("-std=c99", "-ffp-contract=off", f"-I{ROOT / 'csrc'}")
 HOSTED = ("-D_POSIX_C_SOURCE=200809L", "-fno-math-errno")
-# The choice of an instruction set then finds none, and takes the plain loops.
+# The choice of an instruction set, which is made in one file, then finds none, and takes the plain loops.
 NO_VECTORS = "-D__builtin_cpu_supports(feature)=0"
+CHOOSER = ROOT / "csrc/directions.c"
+
+_objects: dict[tuple[str | Path, ...], Path] = {}
 
 
 def need(tool: str, packages: str) -> None:
@@ -34,13 +38,20 @@ def run(command: Sequence[str | Path], **options: object) -> str:
 
 
 def compile_all(compiler: Sequence[str], sources: Iterable[Path], folder: Path, *flags: str) -> list[Path]:
-    """The object files of the sources, two compilers at a time."""
+    """The object files of the sources, two compilers at a time.
+
+    Loops of vectors take a compiler many seconds, so what was compiled before, in whatever folder, is taken from there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
 
     def compile_one(source: Path) -> Path:
-        target = folder / f"{source.parent.name}-{source.stem}.o"
-        run([*compiler, *FLAGS, *flags, "-c", source, "-o", target], cwd=folder)
-        return target
+        meant = flags if source == CHOOSER else [flag for flag in flags if flag != NO_VECTORS]
+        command = (*compiler, *FLAGS, *meant, "-c", source)
+        if command not in _objects:
+            target = Path(mkdtemp(dir=folder), f"{source.stem}.o")
+            run([*command, "-o", target], cwd=target.parent)
+            _objects[command] = target
+        return _objects[command]
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(compile_one, sources))

@@ -28,6 +28,7 @@ from foreseed.wire import (
     ANY_NUMBER,
     CHUNK,
     PROGRAM,
+    RUN_TAG,
     STATE,
     Ack,
     Announce,
@@ -170,7 +171,7 @@ class ServerScene:
             return not instance and message.instance.hex() == device.instance
         if isinstance(message, Reply):
             # One that is of no use costs its device the round, no more.
-            return message.round == 3 and message.run == RUN and message.device == device.number in waiting
+            return message.round == 3 and message.run == RUN[:RUN_TAG] and message.device == device.number in waiting
         return isinstance(message, Ready) and message.run == RUN and instance == device.instance
 
 
@@ -181,7 +182,7 @@ def lies(reply: Reply) -> list[Message]:
         reply._replace(losses=reply.losses[:4] + array("f", [1e30]).tobytes() + reply.losses[8:]),
         reply._replace(losses=reply.losses[:4] + array("f", [-inf]).tobytes() + reply.losses[8:]),
         reply._replace(losses=reply.losses[:8] + b"\xff" * len(reply.losses[8:])),
-        reply._replace(samples=10**9), reply._replace(forward_passes=2**62),
+        reply._replace(samples=10**9),
     ]  # fmt: skip
 
 
@@ -191,7 +192,7 @@ def others(reply: Reply) -> list[Message]:
     return [
         Join(ANY_NUMBER), Join(6), Ready(RUN, 1, 20), Ready(RUN, 2, 20), Fetch(RUN, PROGRAM, 0, 0),
         Fetch(RUN, STATE, 2, 0), Presence(instance, True), Presence(instance, False), reply._replace(round=2),
-        reply._replace(run=b"another!"), Ack(RUN, 3, ""), Leave("no"), Announce(RUN, b"an-epoch", False),
+        reply._replace(run=b"anot"), Ack(RUN, 3, ""), Leave("no"), Announce(RUN, b"an-epoch", False),
     ]  # fmt: skip
 
 

@@ -12,10 +12,9 @@ import numpy as np
 from foreseed.config.schema import Fleet
 from foreseed.coordinator import Coordinator, Optimiser, Rules
 from foreseed.engine import quantise
-from foreseed.engine.types import forward_passes
 from foreseed.fleet.conductor import Conductor, Send
 from foreseed.methods.ntk_baffle import learn
-from foreseed.wire import ANY_NUMBER, Join, Message, OrderMessage, Presence, Ready, Reply, encode
+from foreseed.wire import ANY_NUMBER, RUN_TAG, Join, Message, OrderMessage, Presence, Ready, Reply, encode
 
 RUN = b"run-name"
 PROGRAM_BYTES = bytes(range(256)) * 150
@@ -36,10 +35,7 @@ def answer_to(order: OrderMessage) -> Reply:
     else:
         scale, codes = quantise(differences, order.bits, order.seed, order.round, order.device)
         losses = array("f", [found, scale]).tobytes() + codes
-    passes = forward_passes(SAMPLES, order.k)
-    return Reply(
-        order.run, order.round, order.device, SAMPLES, losses, passes, b"", 5, 20_000, 7, 8
-    )  # fmt: skip
+    return Reply(order.run[:RUN_TAG], order.round, order.device, SAMPLES, losses, b"", 5, 20_000, 7, 8)
 
 
 def coordinator_for(devices: int, per_round: int, seed: int = 3, bits: int = 32) -> Coordinator:

@@ -116,7 +116,7 @@ def test_round_is_complete_when_nothing_is_missing() -> None:
         stage.answer(send)
     assert stage.conductor.complete
     assert orders(stage.wait(FOREVER)) == []
-    assert stage.say(sent[0].name, Ready(RUN, 0, 20)) == []
+    assert orders(stage.say(sent[0].name, Ready(RUN, 0, 20))) == []
 
 
 def test_round_with_extra_closes_with_the_first_replies_and_blames_nobody() -> None:

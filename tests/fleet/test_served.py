@@ -137,7 +137,7 @@ def test_devices_of_another_version_are_told_ever_more_rarely(
             assert devices.receive(topics.up(f"device-{number}", "01234567"), old) == []
     devices.close()
     assert said == [
-        f"device device-{count - 1} cannot be understood: message version 1, this foreseed speaks 3; install the same "
+        f"device device-{count - 1} cannot be understood: message version 1, this foreseed speaks 4; install the same "
         f"foreseed here and there ({count} such devices so far)"
         for count in (1, 2, 4, 8)
     ]

@@ -13,7 +13,12 @@ from foreseed.report import write_report
 from foreseed.runs import read_run
 from foreseed.runs.records import Estimates
 from tests.report.html import Page
-from tests.report.runs import edit_metrics, write_run
+from tests.report.runs import edit_metrics, leave_out_figures, write_run
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_figures(monkeypatch.setattr)
 
 
 def with_signal(folder: Path, method: str = "ntk-baffle", seed: int = 0, *, snr: Any = 1.0, **changes: Any) -> Path:

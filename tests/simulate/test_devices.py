@@ -318,4 +318,3 @@ def test_order_is_followed_as_it_says_whatever_the_fleets_own_config(world: Worl
         for sigma in (1e-2, -1e-2)
     )
     np.testing.assert_array_equal(found(reply), np.float32((there - back) / 2 / samples.count))
-    assert reply.forward_passes == 6 * samples.count

@@ -81,11 +81,10 @@ def test_rademacher_and_shared_directions_agree_as_well(worlds: dict[str, World]
         assert errors[1] == pytest.approx(errors[0] / 10, rel=0.3)
 
 
-def test_both_engines_report_the_same_base_loss_samples_and_passes(worlds: dict[str, World]) -> None:
+def test_both_engines_report_the_same_base_loss_and_samples(worlds: dict[str, World]) -> None:
     for name, world in worlds.items():
         there, here = (world.changed(engine=engine).ask()[1] for engine in ("exact", "difference"))
         for exact, difference in zip(there, here, strict=True):
             assert exact.base_loss == pytest.approx(difference.base_loss, rel=1e-5), name
             assert exact.samples == difference.samples
-            assert exact.forward_passes == difference.forward_passes
             assert exact.stats == difference.stats

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from foreseed.wire import OrderMessage, Reply, Welcome, decode, encode, program_hash
+from foreseed.wire import RUN_TAG, OrderMessage, Reply, Welcome, decode, encode, program_hash
 
 JOIN, TRAIN = "query.join", "train"
 
@@ -74,7 +74,6 @@ def answer_records(reply: Reply, order: OrderMessage) -> RecordDict:
     numbers: dict[str, Any] = {
         "num-examples": reply.samples,
         "losses": array("f", reply.losses[: len(reply.losses) - len(packed)]).tolist(),
-        "forward-passes": reply.forward_passes,
         "compute-ms": reply.compute_ms,
         "peak-kib": reply.peak_kib,
     }
@@ -114,9 +113,9 @@ def read_reply(content: RecordDict, order: OrderMessage | None) -> Reply | Ready
     answer = said["answer"]
     packed = said["codes"]["packed"] if "codes" in said else b""
     return Reply(
-        order.run, order.round, order.device, answer["num-examples"], array("f", answer["losses"]).tobytes() + packed,
-        answer["forward-passes"], array("f", answer.get("stats", [])).tobytes(), answer["compute-ms"],
-        answer["peak-kib"],
+        order.run[:RUN_TAG], order.round, order.device, answer["num-examples"],
+        array("f", answer["losses"]).tobytes() + packed, array("f", answer.get("stats", [])).tobytes(),
+        answer["compute-ms"], answer["peak-kib"],
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from foreseed.bench.machine import describe_machine
 from foreseed.config import Config, load
 from foreseed.config.schema import Train
 from foreseed.engine import ForeseedError, Program
-from foreseed.engine.types import forward_passes
 from foreseed.methods import Task, ntk_baffle
 from foreseed.methods.protocol import Vector
 from foreseed.simulate import Population, SimulatedDevices, prepare
@@ -47,8 +46,7 @@ def _flipped(reply: Reply, train: Train) -> Reply:
 def _random(reply: Reply, train: Train) -> Reply:
     """Numbers of the right size, but of no meaning, for many more images than there are."""
     rng = np.random.default_rng([reply.round, reply.device])
-    passes = forward_passes(10**9, train.k, train.spread, train.difference == "central", train.local_steps)
-    made_up = reply._replace(samples=10**9, forward_passes=passes)
+    made_up = reply._replace(samples=10**9)
     if train.bits == 32:
         return _said(made_up, train, lambda numbers: np.sqrt(np.mean(numbers**2)) * rng.normal(size=len(numbers)))
     noise = int.from_bytes(rng.bytes(len(reply.losses) - 8), "little")
@@ -74,7 +72,6 @@ LIES: dict[str, Lie] = {
     "sign-flipped": _flipped,
     "random, 10^9 samples": _random,
     "base loss 1e30": lambda reply, _: reply._replace(losses=array("f", [1e30]).tobytes() + reply.losses[4:]),
-    "forward_passes 2^62": lambda reply, _: reply._replace(forward_passes=2**62),
     "NaN": lambda reply, train: _said(reply, train, lambda numbers: numbers * nan),
 }
 

@@ -31,8 +31,11 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 
-_REPLY = 56
-"""Bytes of a real device's reply beyond its packed differences."""
+_REPLY = 45
+"""Bytes of a real device's reply beyond its packed differences, with a base loss and a scale.
+
+So many are enough for 65,535 rounds, devices and images of a device, a process of 64 MiB and any time and state.
+"""
 _BLOCK = 5
 """And for each further block: a scale, and what is left of its last byte."""
 

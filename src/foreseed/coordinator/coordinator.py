@@ -25,7 +25,7 @@ from foreseed.coordinator.sums import added
 from foreseed.engine import ForeseedError
 from foreseed.engine.blocks import Block, probed
 from foreseed.engine.types import BITS, DirectionKind
-from foreseed.wire import NOTHING_HELD, OrderMessage, Reply, Update, decode, encode, values_hash
+from foreseed.wire import NOTHING_HELD, RUN_TAG, OrderMessage, Reply, Update, decode, encode, values_hash
 from foreseed.wire.messages import MAX_DIRECTIONS
 
 # The most that an order carries of the log: an order stays small whatever a device missed.
@@ -317,7 +317,7 @@ class Coordinator:
         return [self.order(device) for device in asked]
 
     def _unwanted(self, reply: Reply) -> str | None:
-        if reply.run != self.rules.run:
+        if reply.run != self.rules.run[:RUN_TAG]:
             return "foreign run"
         if reply.round != self.round:
             return "late" if reply.round < self.round else "early"
@@ -334,8 +334,7 @@ class Coordinator:
             return "wrong length"
         if not np.isfinite(np.frombuffer(reply.stats, "<f4")).all():
             return "not finite"
-        stats, declared = bool(self.state.stats.size), self.declared.get(reply.device)
-        return fault(reply, self.rules) or doubt(reply, self.rules, stats, declared, self.usual)
+        return fault(reply, self.rules) or doubt(reply, self.rules, self.declared.get(reply.device), self.usual)
 
 
 def _decode(update: bytes) -> Update:

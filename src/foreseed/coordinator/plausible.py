@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from foreseed.coordinator import answers
 from foreseed.coordinator.robust import median, size
-from foreseed.engine.blocks import block_passes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,14 +45,10 @@ LARGER = 100.0
 """Times the recent size of differences: honest devices were seen at five times."""
 
 
-def doubt(reply: Reply, rules: Rules, has_stats: bool, declared: int | None, usual: Usual | None) -> str | None:
+def doubt(reply: Reply, rules: Rules, declared: int | None, usual: Usual | None) -> str | None:
     """Why a reply that is whole and finite cannot be true; `usual` is what the last rounds were like."""
     if declared is not None and reply.samples != declared:
         return f"samples: {reply.samples} said, {declared} declared when it joined"
-    passes = block_passes(reply.samples, rules.probed, rules.central, rules.local_steps)
-    passes += reply.samples if has_stats else 0
-    if reply.forward_passes != passes:
-        return f"forward passes: {reply.forward_passes} said, the order takes {passes}"
     if rules.robust == "none":
         return None
     if usual and reply.samples > (most := MORE * usual.samples):

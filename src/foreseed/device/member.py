@@ -66,8 +66,8 @@ class Member:
     ) -> None:
         """`wanted` is the number to have in the run, `saved` what a state file had.
 
-        `memory_budget`: bytes for what is counted in `worker.py`; the interpreter comes on top. `costs` gives replies
-        the process's peak in KiB and the bytes sent and received. `say` takes a line for the user.
+        `memory_budget`: bytes for what is counted in `worker.py`; the interpreter comes on top. `costs` gives the
+        process's peak in KiB and the bytes that it has sent and received. `say` takes a line for the user.
         """
         self.state = saved
         """All that is worth keeping over a restart, once there is a program."""
@@ -98,6 +98,8 @@ class Member:
         """How often the program, or the state that an order needs, has arrived so far."""
         self._latest_round = 1
         self._answered: tuple[OrderMessage, Reply] | None = None
+        self._answered_traffic = self._counted_traffic = (0, 0)
+        """Bytes sent and received when the last answer was made, and the last one that is known to count."""
         self._unacknowledged: _Request | None = None
         """The answer, until the server has said that it arrived."""
         self._resent_round = 0
@@ -167,7 +169,9 @@ class Member:
         self._order, self._shard_fault = None, ""
         peak, sent, received = self._costs()
         ms = int(1000 * (time.monotonic() - began))
-        reply = reply._replace(compute_ms=ms, peak_kib=peak, sent=sent, received=received)
+        up, down = self._counted_traffic
+        reply = reply._replace(compute_ms=ms, peak_kib=peak, sent=sent - up, received=received - down)
+        self._answered_traffic = sent, received
         self._answered, self._unacknowledged = (order._replace(updates=()), reply), _Request(reply)
         return [reply]
 
@@ -362,6 +366,8 @@ class Member:
             return self._refuse("foreign run")
         if self._answered is not None and self._answered[1].round == ack.round:
             self._unacknowledged = None
+            if not ack.refused:
+                self._counted_traffic = self._answered_traffic
         # Of an answer that was sent twice, the first may count, and this be about the second.
         if not (ack.refused and ack.round == self._resent_round):
             self.last_ack = ack

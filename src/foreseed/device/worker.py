@@ -10,9 +10,9 @@ from math import isfinite
 from foreseed.device.probing import Order, answer
 from foreseed.device.shard import open_shard, stamp_of
 from foreseed.engine import BudgetError, Engine, ForeseedError, ProgramHead, SamplesError, ValuesError, quantise
-from foreseed.engine.blocks import block_passes, spans, starts
+from foreseed.engine.blocks import spans, starts
 from foreseed.engine.types import NOT_A_DIFFERENCE
-from foreseed.wire import Reply
+from foreseed.wire import RUN_TAG, Reply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,10 +141,9 @@ def reply_to(message: OrderMessage, result: Answer, stats: array[float] | None) 
             numbers.append(scale)
             packed.append(codes)
         losses = b"".join((numbers.tobytes(), *packed))
-    passes = block_passes(result.samples, message.probed, message.central, message.local_steps)
     return Reply(
-        message.run, message.round, message.device, result.samples, losses,
-        passes + (0 if stats is None else result.samples), b"" if stats is None else stats.tobytes(),
+        message.run[:RUN_TAG], message.round, message.device, result.samples, losses,
+        b"" if stats is None else stats.tobytes(),
     )  # fmt: skip
 
 

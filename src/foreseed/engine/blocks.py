@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 
-from foreseed.engine.types import forward_passes
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,11 +58,3 @@ def spans(blocks: Sequence[Block]) -> list[Span]:
 def starts(placed: Sequence[Span]) -> tuple[int, ...]:
     """Where blocks begin, but the first of them: what an engine keeps, to go on from there."""
     return tuple(span.at for span in placed[1:])
-
-
-def block_passes(samples: int, blocks: Sequence[Block], central: bool = False, local_steps: int = 1) -> int:
-    """Single images that a device sends forward to answer one order, through all layers or the last ones.
-
-    Each block has base losses of its own: a pass over all images.
-    """
-    return sum(forward_passes(samples, block.k, block.spread, central, local_steps) for block in blocks)

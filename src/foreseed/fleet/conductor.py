@@ -99,8 +99,10 @@ class Device:
     samples: int = 0
     peak_kib: int = 0
     sent: int = 0
-    """Bytes on its socket so far, up and, as `received`, down, as it counts them."""
+    """Bytes on its socket, up and, as `received`, down, by its answers that counted since this server started."""
     received: int = 0
+    answered: int | None = None
+    """The last round in which an answer of its process counted."""
     payload_up: int = 0
     """Bytes of its messages, and, as `payload_down`, of those sent to it."""
     payload_down: int = 0
@@ -342,7 +344,7 @@ class Conductor:
                 reason = f"another device joined as {name}; give every device a name of its own"
                 sends.append(self._send_to(device, Leave(reason)))
             self._mark_gone(device)
-            device.instance = instance
+            device.instance, device.answered = instance, None
         # One that is ready stays so: its Ready, which follows every Welcome, brings it an order that it may have lost.
         if device.state == "gone":
             device.state = "joining"
@@ -429,7 +431,7 @@ class Conductor:
         if device.instance != instance:
             return self._refuse("wrong instance")
         assert isinstance(message, Ready | Fetch | Reply)
-        if message.run != self.coordinator.rules.run:
+        if not self.coordinator.rules.run.startswith(message.run):  # of which a reply has the beginning
             return self._refuse("foreign run")
         if isinstance(message, Ready):
             return self._on_ready(device, message, now)
@@ -447,6 +449,9 @@ class Conductor:
         device.samples = self.coordinator.declared[device.number] = message.samples
         self.coordinator.holds(device.number, message.held)
         device.held = int(self.coordinator.state.last_seen[device.number])
+        if device.answered is not None:
+            # If it lost the ack with its connection, its next answer would have the bytes of the last one once more.
+            sends.append(self._acknowledge(device, device.answered))
         if device.number in self.coordinator.waiting and not self.complete:
             return sends + self._send_orders([self.coordinator.order(device.number)], now)
         if any(reply.device == device.number for reply in self.coordinator.replies):
@@ -479,12 +484,19 @@ class Conductor:
             self._failed.discard(device.number)
             device.failures = device.rests_until = 0
             device.held, device.movable = reply.round - 1, False
-            device.peak_kib, device.sent, device.received = reply.peak_kib, reply.sent, reply.received
+            device.peak_kib, device.answered = reply.peak_kib, reply.round
+            device.sent, device.received = device.sent + reply.sent, device.received + reply.received
             if device.state == "asked":
                 device.state = "answered"
         elif device.state == "asked" and device.number in self.coordinator.dismissed:
             self._rest(device, reason)
-        return [self._send_to(device, Ack(reply.run, reply.round, reason or ""))]
+        if reason is None or (reply.round == device.answered and not forged):
+            # One that comes again is told of the first, which counts.
+            return [self._acknowledge(device, reply.round)]
+        return [self._acknowledge(device, reply.round, reason)]
+
+    def _acknowledge(self, device: Device, round: int, refused: str = "") -> Send:
+        return self._send_to(device, Ack(self.coordinator.rules.run, round, refused))
 
     def _rest(self, device: Device, reason: str) -> None:
         """Of a device that said what cannot be: no more of it in this round, nor in the next ones."""

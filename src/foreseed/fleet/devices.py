@@ -87,7 +87,6 @@ class FleetDevices(RealDevices):
         self._loop = Loop(self._inbox)
         self._link: Link | None = None
         self._conductor: Conductor | None = None
-        self._last_traffic: dict[str, tuple[int, int]] = {}
         self._traffic = {"bytes_up": 0, "bytes_down": 0}
         self._silence_deadline = self._echo_deadline = inf
         """When to look into a round without an answer, and into a broker that does not repeat our announcement."""
@@ -129,7 +128,7 @@ class FleetDevices(RealDevices):
         replies, traffic = coordinator.replies, self._traffic
         self._traffic = {"bytes_up": 0, "bytes_down": 0}
         new_refused = dict(conductor.refused + self._inbox.dropped - refused)
-        measured = self._measured(replies) | self._wire(replies) | {"refused": new_refused}
+        measured = self._measured(replies) | _wire(replies) | {"refused": new_refused}
         return Traffic(traffic["bytes_up"], traffic["bytes_down"], measured)
 
     def costs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -286,20 +285,14 @@ class FleetDevices(RealDevices):
             self._refreshed = time.monotonic()
             self._watch(conductor.devices)
 
-    def _wire(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Bytes on the devices' sockets since each one's last reply; a device that started anew counts from 0."""
-        assert self._conductor is not None
-        wire = []
-        instances = {device.number: device.instance for device in self._conductor.devices.values()}
-        for reply in replies:
-            key = f"{reply.device}/{instances.get(reply.device)}"
-            sent, received = self._last_traffic.get(key, (0, 0))
-            wire.append((max(reply.sent - sent, 0), max(reply.received - received, 0)))
-            self._last_traffic[key] = (reply.sent, reply.received)
-        return {"wire_up": sum(up for up, _ in wire), "wire_down": sum(down for _, down in wire), "wire": wire}
-
     def _store(self, numbers: Mapping[str, int]) -> None:
         store_numbers(self._folder, numbers, self._lease)
+
+
+def _wire(replies: Sequence[Reply]) -> dict[str, Any]:
+    """Bytes on the devices' sockets since each one's last reply that counted."""
+    wire = [(reply.sent, reply.received) for reply in replies]
+    return {"wire_up": sum(up for up, _ in wire), "wire_down": sum(down for _, down in wire), "wire": wire}
 
 
 def _earlier_runs(config: Config, changes: Sequence[Change]) -> set[bytes]:

@@ -5,6 +5,7 @@ from foreseed.wire.messages import CHUNK as CHUNK
 from foreseed.wire.messages import NAMES as NAMES
 from foreseed.wire.messages import NOTHING_HELD as NOTHING_HELD
 from foreseed.wire.messages import PROGRAM as PROGRAM
+from foreseed.wire.messages import RUN_TAG as RUN_TAG
 from foreseed.wire.messages import STATE as STATE
 from foreseed.wire.messages import Ack as Ack
 from foreseed.wire.messages import Announce as Announce

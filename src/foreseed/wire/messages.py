@@ -1,8 +1,8 @@
 """The messages between server and devices as CBOR (`docs/protocol.md`). Standard library and cbor2 only.
 
 A message is a CBOR array: its version, its type, then its fields in the order of the classes below. Vectors of numbers
-travel as byte strings of little-endian float32, so a reply of K = 50 loss differences takes some 250 bytes; packed in
-one bit each, some 60.
+travel as byte strings of little-endian float32, so a reply of K = 50 loss differences takes some 240 bytes; packed in
+one bit each, some 50.
 Named tuples rather than dataclasses, which would cost a device 1.1 MB.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Check = Callable[[Any], Any]
 
-VERSION = 3
+VERSION = 4
 MAX_DIRECTIONS = 1 << 16
 MAX_BLOCKS = 64
 MAX_VALUES = 1 << 26
@@ -38,6 +38,8 @@ CHUNK = 1 << 14
 """Bytes of a program or a state that go into one message."""
 PROGRAM, STATE = 0, 1
 """What can be fetched."""
+RUN_TAG = 4
+"""Bytes of a run's name in a reply: a device sends one in every round, and so many tell runs apart."""
 NAMES = "1 to 64 letters, digits, dots, dashes and underscores, and a letter or digit first"
 """What a device may be called."""
 ANY_NUMBER = -1
@@ -96,12 +98,12 @@ class Reply(NamedTuple):
     """Device to server: the base loss and the loss differences, and what they cost."""
 
     run: bytes
+    """The first RUN_TAG bytes of its name."""
     round: int
     device: int
     samples: int
     losses: bytes
     """Float32 mean base loss; then a float32 difference per direction, or a float32 scale per block and their codes."""
-    forward_passes: int
     stats: bytes = b""
     """Float32 batch-norm statistics of the local images; empty without BatchNorm."""
     compute_ms: int = 0
@@ -109,7 +111,7 @@ class Reply(NamedTuple):
     peak_kib: int = 0
     """Most memory that the device's process has held."""
     sent: int = 0
-    """Bytes on the device's socket so far, up and, as `received`, down."""
+    """Bytes on the device's socket, up and, as `received`, down, since the last reply that it knows to count."""
     received: int = 0
 
     @property
@@ -387,7 +389,9 @@ _ORDER = (
     _ID, _U32, _U32, _int((1 << 64) - 1), _K, _float, _bool, _bool, _K, _bool, _int(1 << 12, 1), _float, _bits, _ID,
     _updates, _blocks,
 )  # fmt: skip
-_REPLY = (_ID, _U32, _U32, _SAMPLES, _bytes(4 * (MAX_DIRECTIONS + 1), 8), _U62, _stats, _U62, _U62, _U62, _U62)
+_REPLY = (
+    _bytes(RUN_TAG, RUN_TAG), _U32, _U32, _SAMPLES, _bytes(4 * (MAX_DIRECTIONS + 1), 8), _stats, _U62, _U62, _U62, _U62,
+)  # fmt: skip
 _TYPES: dict[int, tuple[type[Message], tuple[Check, ...]]] = {
     1: (OrderMessage, _ORDER),
     2: (Reply, _REPLY),
