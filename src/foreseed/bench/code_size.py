@@ -50,8 +50,12 @@ GROUPS = {
     "all smooth activations": ("sigmoid", "silu", "tanh", "gelu", "gelu_tanh"),
     "all norms": ("batch_norm", "group_norm"),
     "all pools": ("pool", "ceil_mode", "adaptive_pool"),
-}
-"""Layers that share most of their code: what one of them takes alone is little."""
+    "all that LeNet-5 and ResNet-20 do without": (
+        "relu6", "leaky_relu", "hardsigmoid", "sigmoid", "silu", "tanh", "gelu", "gelu_tanh", "mul", "cat", "pad",
+        "ceil_mode", "adaptive_pool", "shared",
+    ),
+}  # fmt: skip
+"""Layers that share most of their code, where what one of them takes alone is little; and the paper's nets."""
 
 
 def bench_code(progress: Callable[[str], None] = lambda _: None) -> dict[str, object]:
