@@ -27,10 +27,7 @@ ROOT = Path(__file__).parents[2]
 APP = ROOT / "examples" / "flower"
 PATIENCE = 300.0
 """Seconds until a test gives up; a round takes a few."""
-SMALL = (
-    "rounds=3 eval_every=3 workers=1 data.devices=2 data.per_round=2 train.k=5 train.spread=5 prune.pruner=random "
-    "fleet.sample=all"
-)
+SMALL = "rounds=3 eval_every=3 workers=1 data.devices=2 data.per_round=2 train.k=5 prune.pruner=random fleet.sample=all"
 
 
 def _loaded(name: str) -> Any:
