@@ -19,7 +19,7 @@ def test_what_is_written_runs_in_its_folder(tmp_path: Path, capsys: pytest.Captu
     assert main(["init", str(folder)]) == 0
     assert {path.name for path in folder.iterdir()} == NAMES
     assert "cd '" in capsys.readouterr().out
-    quick = ["rounds=1", "data.devices=4", "data.per_round=2", "train.k=5", "prune.pruner=random", "workers=1"]
+    quick = ["rounds=1", "data.devices=4", "data.per_round=2", "train.k=10", "prune.pruner=random", "workers=1"]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "foreseed.cli", "run", "experiment.toml", *quick],
         capture_output=True, text=True, cwd=folder,
