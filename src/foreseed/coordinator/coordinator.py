@@ -129,8 +129,6 @@ class State:
     """Batch-norm statistics, averaged over the devices of the last round."""
     last_seen: npt.NDArray[np.int32]
     """The round whose values each device holds; -1 = none."""
-    log_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Encoded size of every update so far, to know what a catch-up would cost."""
     log: list[bytes] = field(default_factory=list)
     """The last updates, encoded: as many as may still be cheaper to send than the state."""
     recent: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 3)))
@@ -238,15 +236,14 @@ class Coordinator:
         state.last_seen[[reply.device for reply in replies]] = state.round
         state.values, state.buffers = values, buffers
         state.round += 1
-        encoded = encode(update) if self.devices_replay else b""
-        state.log_bytes = np.append(state.log_bytes, len(encoded))
         if self.devices_replay:
+            encoded = encode(update)
             state.log.append(encoded)
             self._decoded[encoded] = update
             # Updates that together outweigh the state will never be sent.
             kept, weight = 0, 0
             most = (1 + len(buffers)) * values.nbytes
-            while kept < len(state.log) and (weight := weight + int(state.log_bytes[-1 - kept])) < most:
+            while kept < len(state.log) and (weight := weight + len(state.log[-1 - kept])) < most:
                 kept += 1
             state.log = state.log[len(state.log) - kept :]
         self._asked, self._dismissed, self._replies = set(), set(), {}
@@ -282,10 +279,10 @@ class Coordinator:
         if seen < 0 or not behind or not self.devices_replay or len(self.state.log) < behind:
             return ()
         state = (1 + self.vectors) * self.state.values.nbytes
-        if int(self.state.log_bytes[seen:].sum()) >= min(state, MAX_UPDATES_BYTES):
+        if self._log_bytes(behind) >= min(state, MAX_UPDATES_BYTES):
             return ()
         missed = self.log[len(self.state.log) - behind :]
-        directions = sum(len(coefficients) // 4 for update in missed for _, coefficients in update.parts)
+        directions = self.rules.scalars * sum(len(update.parts) for update in missed)
         return tuple(missed) if directions * len(self.state.values) <= self.rules.replay_numbers else ()
 
     @property
@@ -299,8 +296,11 @@ class Coordinator:
         count = len(order.updates)
         head = 1 if count < 24 else 2 if count < 256 else 3
         # Inside an order an update goes without its version and type, a byte each.
-        updates = int(self.state.log_bytes[len(self.state.log_bytes) - count :].sum()) - 2 * count
-        return len(encode(order._replace(updates=()))) - 1 + head + updates
+        return len(encode(order._replace(updates=()))) - 1 + head + self._log_bytes(count) - 2 * count
+
+    def _log_bytes(self, count: int) -> int:
+        """The encoded size of the last updates, so many of them."""
+        return sum(map(len, self.state.log[len(self.state.log) - count :]))
 
     def order(self, device: int) -> OrderMessage:
         """The open round's order for a device, with what it missed."""
@@ -332,7 +332,7 @@ class Coordinator:
     def _useless(self, reply: Reply) -> str | None:
         if len(reply.stats) != self.state.stats.nbytes:
             return "wrong length"
-        if not np.isfinite(np.frombuffer(reply.stats, "<f4")).all():
+        if reply.stats and not np.isfinite(np.frombuffer(reply.stats, "<f4")).all():
             return "not finite"
         return fault(reply, self.rules) or doubt(reply, self.rules, self.declared.get(reply.device), self.usual)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreseed.coordinator import answers
-from foreseed.coordinator.robust import median, size
+from foreseed.coordinator.robust import median, sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ def doubt(reply: Reply, rules: Rules, declared: int | None, usual: Usual | None)
         highest = min(highest, WORSE * max(guessing, usual.base_loss))
     if not 0 <= reply.base_loss <= highest:
         return f"base loss: {reply.base_loss:.4g} said, expected 0 to {highest:.4g}"
-    found = size(answers.differences(reply, rules))
+    (found,) = sizes(answers.differences(reply, rules)[None])
     largest = min(HOPELESS * guessing, LARGER * usual.size) if usual else HOPELESS * guessing
     if found > largest:
         return f"differences: of size {found:.4g}, expected at most {largest:.4g}"
@@ -73,6 +73,6 @@ def usual(recent: Recent) -> Usual | None:
 
 def remembered(recent: Recent, replies: Sequence[Reply], rules: Rules) -> Recent:
     """The last rounds with this one."""
-    sizes = [size(answers.differences(reply, rules)) for reply in replies]
+    found = sizes(np.stack([answers.differences(reply, rules) for reply in replies]))
     losses, samples = [reply.base_loss for reply in replies], [reply.samples for reply in replies]
-    return np.concatenate([recent, [[median(sizes), median(losses), median(samples)]]])[-ROUNDS:]
+    return np.concatenate([recent, [[median(found), median(losses), median(samples)]]])[-ROUNDS:]

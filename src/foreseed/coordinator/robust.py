@@ -7,12 +7,12 @@ norms, so this is where to look. What cannot be true at all is refused before it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, fsum, sqrt
+from math import ceil, fsum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foreseed.coordinator.sums import Doubles, added, square
+from foreseed.coordinator.sums import Doubles, added, squares
 
 if TYPE_CHECKING:
     from foreseed.coordinator.coordinator import Rules
@@ -52,7 +52,7 @@ def contained(differences: Doubles, weights: Doubles, usual: float = 0.0) -> Dou
     A device moves it by its weight times the size of its differences: at most CLIP times the median device's, which in
     turn counts for GROWTH times the `usual` size at most (0: nothing is known of it).
     """
-    parts = weights * np.array([size(row) for row in differences])
+    parts = weights * sizes(differences)
     middle = median(parts)
     if usual:
         middle = min(middle, GROWTH * usual / len(parts))
@@ -81,9 +81,10 @@ def gathered(rows: Doubles) -> Doubles:
     return np.clip(rows, middle - reach, middle + reach)
 
 
-def size(row: Doubles) -> float:
-    """The root mean square of a device's differences, the same everywhere."""
-    return sqrt(square(row) / len(row))
+def sizes(differences: Doubles) -> Doubles:
+    """The root mean squares of devices' differences [device, direction], the same everywhere."""
+    found: Doubles = np.sqrt(squares(differences) / differences.shape[1])
+    return found
 
 
 def median(sizes: Sequence[float] | Doubles) -> float:

@@ -19,17 +19,18 @@ def added(rows: Iterable[Doubles]) -> Doubles:
     return reduce(np.add, rows)
 
 
-def dot(a: npt.NDArray[np.floating], b: npt.NDArray[np.floating]) -> float:
-    """The product of two vectors."""
-    products = np.multiply(a, b, dtype=np.float64)
-    # Rows are added one after the other, many numbers at a time; then what that comes to, and what is left, in order.
-    rows = products[: len(products) // _ROW * _ROW].reshape(-1, _ROW)
-    return float(np.add.accumulate(np.concatenate([[0.0], rows.sum(axis=0), products[rows.size :]]))[-1])
-
-
-def square(a: npt.NDArray[np.floating]) -> float:
+def square(vector: npt.NDArray[np.floating]) -> float:
     """The squared length of a vector."""
-    return dot(a, a)
+    return float(squares(vector[None])[0])
+
+
+def squares(vectors: npt.NDArray[np.floating]) -> Doubles:
+    """The squared lengths of a matrix's rows."""
+    products = np.multiply(vectors, vectors, dtype=np.float64)
+    # Runs of numbers are added one after the other; then what that comes to, and what is left, in order.
+    count = products.shape[1] // _ROW
+    runs, rest = products[:, : count * _ROW].reshape(len(products), count, _ROW), products[:, count * _ROW :]
+    return np.add.accumulate(np.concatenate([runs.sum(axis=1), rest], axis=1), axis=1)[:, -1]
 
 
 def dots(a: Doubles, b: Doubles, sizes: npt.NDArray[np.int64]) -> Doubles:

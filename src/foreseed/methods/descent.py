@@ -48,7 +48,7 @@ class Descent:
         `halves` [device, half, coordinate] are two estimates of each device, each times half its share of the samples
         `counts`; or a single one, which nothing is known of.
         """
-        sums, snr = [added(half.astype(np.float64) for half in halves[:, i]) for i in range(halves.shape[1])], None
+        sums, snr = halves.sum(axis=0, dtype=np.float64), None  # of many numbers each: devices in order, as `added`
         taken = added(sums)
         if len(sums) == 2:
             snr = self.noise.measure(square(taken), square(sums[0] - sums[1]))

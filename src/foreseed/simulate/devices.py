@@ -13,7 +13,7 @@ import numpy.typing as npt
 from foreseed.coordinator import Coordinator
 from foreseed.device.probing import Answer, Order, answer, move
 from foreseed.device.worker import reply_to
-from foreseed.engine import Program, project
+from foreseed.engine import Program, Samples, project
 from foreseed.engine.blocks import Span
 from foreseed.engine.types import Buffer, split
 from foreseed.methods.backprop import LocalTrainer
@@ -156,22 +156,26 @@ class SimulatedDevices:
         # The largest shards first, so that no thread is left with one at the end.
         sizes = self.population.partition.sizes
         by_size = sorted(range(len(orders)), key=lambda i: -int(sizes[orders[i].device]))
-        done = dict(zip(by_size, self.map(lambda i: self._reply(orders[i], program, values), by_size), strict=True))
-        return [done[i] for i in range(len(orders))]
+        # An engine leaves nothing else in the caches. So what need not be done between two devices is done for all of
+        # them, before and after: what is left between takes less than half the time.
+        work = [(Order.of(order), self.population.samples(order.device)) for order in orders]
+        found = self.map(lambda i: self._answer(*work[i], program, values), by_size)
+        done = dict(zip(by_size, found, strict=True))
+        return [reply_to(order, *done[i]) for i, order in enumerate(orders)]
 
     def _share_out(self, work: Work[T, R], items: Sequence[T], devices: Sequence[int]) -> Iterator[R]:
         """Have work done elsewhere on items, each of which is for a device."""
         assert self._elsewhere is not None
         return iter(self._elsewhere.share_out(work, items, self.population.partition.sizes[list(devices)].tolist()))
 
-    def _reply(self, message: OrderMessage, program: Program, values: Vector) -> Reply:
-        order, stats = Order.of(message), self._batch_stats(program, values, message.device)
+    def _answer(
+        self, order: Order, samples: Samples, program: Program, values: Vector
+    ) -> tuple[Answer, array[float] | None]:
+        """What a device found out, and the batch norms' statistics that it was found with."""
+        stats = self._batch_stats(program, values, order.device)
         if self.task.config.engine == "exact":
-            result = self._exact(order, program, values, stats)
-        else:
-            samples = self.population.samples(message.device)
-            result = answer(self._workers.engine(program), values, samples, order, stats)
-        return reply_to(message, result, stats)
+            return self._exact(order, program, values, stats), stats
+        return answer(self._workers.engine(program), values, samples, order, stats), stats
 
     def _batch_stats(self, program: Program, values: Vector, device: int) -> array[float] | None:
         """BatchNorm: the statistics of the device's own images at the values as they are, frozen while it probes."""
