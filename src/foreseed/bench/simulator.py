@@ -60,7 +60,7 @@ class _TimedWorkers(Workers):
 def bench_simulator(rounds: int = 20) -> dict[str, Any]:
     """Run rounds of 100 small devices on one thread; the best round counts, since machines are noisy.
 
-    Time is the thread's own: nothing here waits, and other processes' turns on a shared machine are not the simulator's.
+    Time is the thread's own: nothing here waits, and what other processes take of a shared machine does not count.
     """
     task, population = prepare(load(None, _SETTINGS))
     workers = _TimedWorkers(task)
