@@ -57,6 +57,10 @@ def _fitting(settings):
         settings["train.memory"] = False
     if not settings.get("train.memory") or not settings.get("train.momentum", 1) or "train.optimiser" in settings:
         settings["train.nesterov"] = False
+    if not settings.get("train.momentum", 1) or "train.optimiser" in settings:
+        settings["train.restarts"] = False
+    if settings.get("train.rate") == "layers" and not settings.get("train.memory"):
+        settings["train.rate"] = "noise"
     if settings.get("train.bits", 32) < 32 or settings.get("train.blocks", 1) > 1:
         settings["train.local_steps"] = 1
     return settings

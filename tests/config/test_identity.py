@@ -10,7 +10,8 @@ from tests.config.strategies import SETTINGS
 def test_one_changed_key_is_the_one_that_is_named(key, data):
     # Where one key bounds another, the base leaves room for every value.
     room = {"data.devices": 2**32 - 1, "data.per_round": 1, "train.k": 2**32 - 1}
-    needs = {"train.robust": {"train.seeds": "shared"}, "train.nesterov": {"train.memory": True}}
+    remembers = {"train.memory": True}
+    needs = {"train.robust": {"train.seeds": "shared"}, "train.nesterov": remembers, "train.rate": remembers}
     base = Config().with_(room | needs.get(key, {}))
     changed = base.with_({key: data.draw(SETTINGS[key])})
     of_no_effect = key in ("workers", "name") or (key.startswith(("fleet.", "track.")) and key != "fleet.max_share")

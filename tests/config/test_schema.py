@@ -61,8 +61,8 @@ def test_the_defaults_are_the_documented_ones():
         "bytes_up": 256, "passes": 51, "difference": "forward", "local_steps": 1, "local_lr": 0.01, "bits": 32,
         "optimiser": "sgd", "lr": 0.01, "momentum": 0.9,
         "weight_decay": 0.0, "lr_decay": 0.995, "schedule": "decay", "warmup": 0, "clip": 10.0, "rate": "fixed",
-        "memory": False, "memory_bytes": 2**30, "nesterov": False, "robust": "clip", "trim": 0.1, "ema": 0.0,
-        "epochs": 1, "batch": 32,
+        "memory": False, "memory_bytes": 2**30, "nesterov": False, "restarts": False, "robust": "clip", "trim": 0.1,
+        "ema": 0.0, "epochs": 1, "batch": 32,
     }  # fmt: skip
     assert config.fleet.model_dump() == {
         "sample": "present", "deadline": 60.0, "extra": 0, "min_replies": 1, "gather": 10.0, "rest_after": 3,
@@ -86,6 +86,19 @@ def test_nesterov_needs_a_momentum_and_devices_that_do_not_replay(key):
     load(None, ["train.memory=true", "train.nesterov=true"])
     with pytest.raises(ConfigError, match="expected false: true only with"):
         load(None, ["train.memory=true", "train.nesterov=true", key])
+
+
+@pytest.mark.parametrize("key", ["train.momentum=0", "train.optimiser=adam"])
+def test_restarts_need_a_momentum(key):
+    load(None, ["train.restarts=true"])
+    with pytest.raises(ConfigError, match="train.restarts = true, expected false: true only with"):
+        load(None, ["train.restarts=true", key])
+
+
+def test_rates_by_layer_need_devices_that_do_not_replay():
+    load(None, ["train.memory=true", "train.rate=layers"])
+    with pytest.raises(ConfigError, match='train.memory = false, expected true with train.rate = "layers"'):
+        load(None, ["train.rate=layers"])
 
 
 def test_few_bits_do_not_go_with_local_steps():

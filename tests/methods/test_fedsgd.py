@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from foreseed.coordinator import Optimiser
 from foreseed.coordinator.sampling import sample
 from foreseed.methods import fedsgd
 from foreseed.methods.backprop import LocalTrainer
-from foreseed.methods.descent import step
+from foreseed.methods.descent import restarted, step
 from tests.simulate.small import WITH_BATCH_NORM, World, make_world, small_config, write_bars
 
 
@@ -57,6 +58,30 @@ def test_nesterov_by_hand() -> None:
     values, [after] = step(np.zeros(2, np.float32), [momentum], gradient, constants, nesterov=True)
     assert after.tolist() == [3.5, 0.0]
     assert values.tolist() == [-2 * (3 + 0.5 * 3.5), -2 * 1.0]
+
+
+def test_momentum_starts_anew_where_the_gradient_points_against_it() -> None:
+    optimiser, momentum = Optimiser("sgd", lr=2.0, momentum=0.5, restarts=True), np.array([1, -2], np.float32)
+    along, against = np.array([3, 1], np.float32), np.array([1, 1], np.float32)
+    assert not restarted(optimiser, along, [momentum])
+    assert restarted(optimiser, against, [momentum])
+    assert not restarted(replace(optimiser, restarts=False), against, [momentum])
+    # Nothing but the round's momentum changes, so devices that replay updates need not know of it.
+    values, [after] = step(np.zeros(2, np.float32), [momentum], against, optimiser.step(1, restart=True))
+    assert (after.tolist(), values.tolist()) == ([1.0, 1.0], [-2.0, -2.0])
+
+
+def test_a_round_against_the_momentum_forgets_it(bars: Path) -> None:
+    world = make_world(small_config(bars, method="ntk-fedsgd", train__restarts=True)).changed(train__weight_decay=0.0)
+    state, _ = rounds(world, 1)
+    gradient = state.buffers[0].copy()
+    state, again = fedsgd.init(world.task), fedsgd.init(world.task)
+    state.buffers, again.buffers = [-gradient], [gradient]
+    with world.devices() as devices:
+        fedsgd.round(world.task, devices, state)
+        fedsgd.round(world.task, devices, again)
+    np.testing.assert_array_equal(state.buffers[0], gradient)
+    np.testing.assert_allclose(again.buffers[0], 1.9 * gradient, rtol=1e-5)
 
 
 def test_it_learns_and_the_clip_bounds_a_step(bars: Path) -> None:

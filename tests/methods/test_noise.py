@@ -45,3 +45,18 @@ def test_nothing_measured_is_the_whole_rate() -> None:
     descent = Descent(Noise())
     mean, snr = descent.combine(1, [0, 1], np.ones(2), np.ones((2, 1, 3), np.float32))
     assert (mean.tolist(), snr, descent.noise.share) == ([2.0] * 3, None, 1.0)
+
+
+def test_tensors_have_shares_of_their_own() -> None:
+    """The first of two tensors is all signal, the second all noise; together they are what one tensor would be."""
+    rng, apart, together = np.random.default_rng(0), Noise.of([150, 50]), Noise()
+    for _ in range(200):
+        halves = rng.normal(size=(2, 200)) * np.repeat([0.0, 1.0], [150, 50]) + np.repeat([1.0, 0.0], [150, 50])
+        assert apart.measure(*halves) == together.measure(*halves)
+    assert (apart.signal, apart.noise, apart.share) == (together.signal, together.noise, together.share)
+    assert apart.signals.sum() == pytest.approx(apart.signal)
+    assert apart.noises.sum() == pytest.approx(apart.noise)
+    shares = apart.shares
+    assert shares[:150].tolist() == [1.0] * 150
+    assert len(set(shares[150:])) == 1
+    assert shares[150] < 0.5

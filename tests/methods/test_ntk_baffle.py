@@ -52,3 +52,28 @@ def test_values_are_those_of_algorithm_1_written_plainly(world: World) -> None:
             ntk_baffle.round(world.task, devices, state)
     np.testing.assert_array_equal(state.values, algorithm_1(world))
     assert (state.values != world.task.values).mean() > 0.9
+
+
+def test_rates_by_layer_are_shares_of_the_step_for_each_tensor(world: World) -> None:
+    """One round: the step of `rate = "layers"` is that of `"fixed"`, each tensor times its share."""
+    moved = {}
+    for rate in ("fixed", "layers"):
+        changed = world.changed(train__rate=rate, train__memory=True, train__momentum=0.0, train__clip=0.0)
+        state = ntk_baffle.init(changed.task)
+        with changed.devices() as devices:
+            ntk_baffle.round(changed.task, devices, state)
+        moved[rate] = state.values - world.task.values
+        shares = state.descent.noise.shares
+    assert len(set(shares)) > 2
+    np.testing.assert_allclose(moved["layers"], shares * moved["fixed"], rtol=1e-3, atol=1e-6)
+
+
+def test_a_round_against_the_momentum_forgets_it_where_devices_replay_too(world: World) -> None:
+    changed = world.changed(train__restarts=True)
+    first, state = ntk_baffle.init(changed.task), ntk_baffle.init(changed.task)
+    with changed.devices() as devices:
+        ntk_baffle.round(changed.task, devices, first)
+        state.server.buffers = [-first.server.buffers[0]]
+        ntk_baffle.round(changed.task, devices, state)
+    np.testing.assert_array_equal(state.server.buffers[0], first.server.buffers[0])
+    assert np.frombuffer(state.coordinator.log[-1].step, "<f4").tolist()[1] == 0.0

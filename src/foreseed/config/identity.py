@@ -21,8 +21,8 @@ _EXCEPT = {"fleet.max_share"}
 CHANGEABLE = (
     "rounds", "eval_every", "train.k", "train.sigma", "train.spread", "train.blocks", "train.difference",
     "train.local_lr", "train.bits", "train.lr", "train.weight_decay", "train.lr_decay", "train.schedule",
-    "train.warmup", "train.nesterov", "train.clip", "train.rate", "train.robust", "train.trim", "train.epochs",
-    "fleet.max_share",
+    "train.warmup", "train.nesterov", "train.restarts", "train.clip", "train.rate", "train.robust",
+    "train.trim", "train.epochs", "fleet.max_share",
 )  # fmt: skip
 """Keys that shape a run, but nothing of what it has come to so far: rounds from now on may follow another value."""
 _WHY_FIXED = {

@@ -269,9 +269,9 @@ class Train(Table):
         default=10.0,
         description="largest L2 norm of a round's estimate: tames bad rounds, but shortens good ones; 0 = off (paper)",
     )
-    rate: Literal["fixed", "noise"] = Field(
+    rate: Literal["fixed", "noise", "layers"] = Field(
         default="fixed",
-        description="noise: lr times the share of signal in the estimates, as measured each round; fixed: lr as it is",
+        description="noise: lr times the share of signal in estimates; layers: by tensor, needs memory; fixed: just lr",
     )
     memory: bool = Field(
         default=False,
@@ -284,6 +284,10 @@ class Train(Table):
     nesterov: bool = Field(
         default=False,
         description="sgd looks ahead along its momentum: quicker without noise, noisier with it; needs memory",
+    )
+    restarts: bool = Field(
+        default=False,
+        description="sgd forgets its momentum where a round points against it: fewer swings, but noise does that too",
     )
     robust: Literal["none", "clip", "trim"] = Field(
         default="clip",
@@ -368,6 +372,20 @@ class Train(Table):
     def _estimates_to_remember(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("seeds") == "shared":
             raise rule('false with train.seeds = "shared", where devices have no estimates of their own to remember')
+        return value
+
+    @field_validator("memory")
+    @classmethod
+    def _rates_that_nobody_replays(cls, value: bool, info: ValidationInfo) -> bool:
+        if not value and info.data.get("rate") == "layers":
+            raise rule('true with train.rate = "layers", since devices that replay updates know one rate a round')
+        return value
+
+    @field_validator("restarts")
+    @classmethod
+    def _a_momentum_to_forget(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and not (info.data.get("momentum") and info.data.get("optimiser") == "sgd"):
+            raise rule('false: true only with train.optimiser = "sgd" and a momentum')
         return value
 
     @field_validator("nesterov")

@@ -38,6 +38,7 @@ _CHOICES = {
     "kind": ("gaussian", "rademacher"),
     "seeds": ("per-device", "shared"),
     "robust": ("none", "clip", "trim"),
+    "rate": ("fixed", "noise", "layers"),
 }
 
 
@@ -69,8 +70,8 @@ class Rules:
     """Of the images: how large a loss can be follows from it."""
     replay_numbers: int = 50_000_000
     """Most random numbers that a device is asked to make to catch up; a small board makes a few million a second."""
-    follow_noise: bool = False
-    """The learning rate shrinks by the share of noise in the estimates."""
+    rate: Literal["fixed", "noise", "layers"] = "fixed"
+    """noise: the learning rate shrinks by the share of noise in the estimates; layers: each tensor's by its own."""
     memory: bool = False
     """The server remembers estimates, so an update is more than a few numbers: devices fetch the values."""
     bits: int = 32

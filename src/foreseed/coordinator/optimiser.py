@@ -24,6 +24,8 @@ class Optimiser:
     cosine: int = 0
     """Rounds in which it falls to 0 as half a wave does; 0: it decays by `lr_decay`."""
     nesterov: bool = False
+    restarts: bool = False
+    """The momentum starts anew in rounds whose estimate points against it."""
     beta1: float = 0.9
     beta2: float = 0.99
     eps: float = 1e-8
@@ -51,10 +53,10 @@ class Optimiser:
         """The same with one learning rate for every round."""
         return replace(self, lr_decay=1.0, warmup=0, cosine=0)
 
-    def step(self, round: int, share: float = 1.0) -> bytes:
+    def step(self, round: int, share: float = 1.0, restart: bool = False) -> bytes:
         """The round's constants as float32, with a share of its rate: all that a replaying device needs to know."""
         lr = share * self.lr_at(round)
         if self.kind == "sgd":
-            return array("f", (lr, self.momentum, self.weight_decay)).tobytes()
+            return array("f", (lr, 0.0 if restart else self.momentum, self.weight_decay)).tobytes()
         k1, k2 = 1 / (1 - self.beta1**round), 1 / (1 - self.beta2**round)
         return array("f", (lr, self.beta1, self.beta2, self.eps, self.weight_decay, k1, k2)).tobytes()

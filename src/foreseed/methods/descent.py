@@ -10,7 +10,7 @@ import numpy as np
 
 from foreseed.config import Config
 from foreseed.coordinator import Optimiser
-from foreseed.coordinator.sums import Doubles, added, square
+from foreseed.coordinator.sums import Doubles, added, dots, square
 from foreseed.engine import ForeseedError
 from foreseed.engine.update import apply_step
 from foreseed.methods.agreement import Agreement
@@ -38,7 +38,7 @@ class Descent:
         """At the start of a run."""
         t, data, sizes = task.config.train, task.config.data, task.program.tensor_sizes()
         memory = Memory.of(data.devices, data.per_round, sizes, t.memory_bytes) if t.memory else None
-        return Descent(Noise(), memory, Agreement.of(data.devices))
+        return Descent(Noise.of(sizes), memory, Agreement.of(data.devices))
 
     def combine(
         self, round: int, devices: Sequence[int], counts: Doubles, halves: Vector
@@ -51,7 +51,7 @@ class Descent:
         sums, snr = halves.sum(axis=0, dtype=np.float64), None  # of many numbers each: devices in order, as `added`
         taken = added(sums)
         if len(sums) == 2:
-            snr = self.noise.measure(square(taken), square(sums[0] - sums[1]))
+            snr = self.noise.measure(*sums)
         if self.memory is not None:
             weights, parts = counts / fsum(counts), halves.sum(axis=1, dtype=np.float64)
             estimates = list(parts / weights[:, None])
@@ -70,12 +70,22 @@ def optimiser_of(config: Config) -> Optimiser:
     """The server's optimiser."""
     t = config.train
     cosine = config.rounds if t.schedule == "cosine" else 0
-    return Optimiser(t.optimiser, t.lr, t.momentum, t.weight_decay, t.lr_decay, t.warmup, cosine, t.nesterov)
+    return Optimiser(
+        t.optimiser, t.lr, t.momentum, t.weight_decay, t.lr_decay, t.warmup, cosine, t.nesterov, t.restarts
+    )  # fmt: skip
 
 
 def norm(gradient: Vector) -> float:
     """The length of a gradient, the same everywhere."""
     return sqrt(square(gradient))
+
+
+def restarted(optimiser: Optimiser, gradient: Vector, buffers: Sequence[Vector]) -> bool:
+    """Whether the momentum starts anew: the estimate points against it."""
+    if not (optimiser.restarts and optimiser.kind == "sgd" and buffers):
+        return False
+    along = dots(gradient.astype(np.float64), buffers[0].astype(np.float64), np.array([len(gradient)]))
+    return bool(along[0] < 0)
 
 
 def step(

@@ -16,7 +16,7 @@ from foreseed.coordinator.sampling import sample
 from foreseed.engine import Program
 from foreseed.meter import DeviceMemory, Work, bp_memory, bp_work
 from foreseed.methods.averaging import moving_average
-from foreseed.methods.descent import Descent, norm, optimiser_of, step
+from foreseed.methods.descent import Descent, norm, optimiser_of, restarted, step
 from foreseed.methods.fedavg import aggregate
 from foreseed.methods.protocol import Devices, Job, RoundResult, Traffic, Vector
 from foreseed.methods.task import Task
@@ -57,8 +57,9 @@ def round(task: Task, devices: Devices, state: State) -> RoundResult:
     if config.train.clip and (length := norm(gradient)) > config.train.clip:
         gradient *= np.float32(config.train.clip / length)
     optimiser = optimiser_of(config)
+    restart = restarted(optimiser, gradient, state.buffers)
     state.values, state.buffers = step(
-        state.values, state.buffers, gradient, optimiser.step(number), optimiser.nesterov
+        state.values, state.buffers, gradient, optimiser.step(number, restart=restart), optimiser.nesterov
     )
     state.stats = aggregate((result.samples, result.stats) for result in found)
     state.ema = moving_average(state.ema, state.values, config.train.ema)

@@ -33,7 +33,7 @@ from foreseed.engine import SHARED_DEVICE, Directions, ForeseedError, Program, r
 from foreseed.engine.blocks import spans, starts
 from foreseed.meter import DeviceMemory, Work, bp_free_memory, bp_free_work, forward_work
 from foreseed.methods.averaging import moving_average
-from foreseed.methods.descent import Descent, norm, optimiser_of, step
+from foreseed.methods.descent import Descent, norm, optimiser_of, restarted, step
 from foreseed.methods.layout import layout
 from foreseed.methods.noise import Noise
 from foreseed.methods.protocol import UNSAVED, Devices, RoundResult, Vector
@@ -144,10 +144,13 @@ def learn(coordinator: Coordinator, spread_over: Map = map, descent: Descent | N
         devices = [SHARED_DEVICE] if shared else [reply.device for reply in replies]
         mean, snr = descent.combine(update.round, devices, np.ones(1) if shared else counts, halves)
         gradient = mean if rules.memory else gradient
-    share = descent.noise.share if rules.follow_noise else 1.0
-    update = update._replace(step=coordinator.optimiser.step(update.round, share))
+    share = 1.0 if rules.rate == "fixed" else descent.noise.share
+    restart = restarted(coordinator.optimiser, gradient, server.buffers)
+    update = update._replace(step=coordinator.optimiser.step(update.round, share, restart))
     if rules.clip:
         update, gradient = _with_norm_at_most(coordinator, update, gradient, spread_over)
+    if rules.rate == "layers":
+        gradient = (descent.noise.shares / share * gradient).astype(np.float32)
     values, buffers = step(server.values, server.buffers, gradient, update.step, coordinator.optimiser.nesterov)
     coordinator.close(update, values, buffers)
     # fsum: the built-in sum of floats rounds differently from one Python version to the next.
@@ -256,7 +259,7 @@ def _rules(config: Config, program: Program) -> Rules:
         run_id(config), config.seed, config.data.devices, config.data.per_round, t.k, t.sigma, t.direction, t.seeds,
         t.spread, t.difference == "central", t.local_steps, t.local_lr, t.clip, t.robust, t.trim,
         config.fleet.max_share, program.classes, config.fleet.replay_numbers, bits=t.bits,
-        follow_noise=t.rate == "noise", memory=t.memory, blocks=layout(program, t.blocks, t.k, t.spread),
+        rate=t.rate, memory=t.memory, blocks=layout(program, t.blocks, t.k, t.spread),
     )  # fmt: skip
 
 
