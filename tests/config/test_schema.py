@@ -91,13 +91,13 @@ def test_nesterov_needs_a_momentum_and_devices_that_do_not_replay(key):
 @pytest.mark.parametrize("key", ["train.momentum=0", "train.optimiser=adam"])
 def test_restarts_need_a_momentum(key):
     load(None, ["train.restarts=true"])
-    with pytest.raises(ConfigError, match="train.restarts = true, expected false: true only with"):
+    with pytest.raises(ConfigError, match=r"train\.restarts = true, expected false: true only with"):
         load(None, ["train.restarts=true", key])
 
 
 def test_rates_by_layer_need_devices_that_do_not_replay():
     load(None, ["train.memory=true", "train.rate=layers"])
-    with pytest.raises(ConfigError, match='train.memory = false, expected true with train.rate = "layers"'):
+    with pytest.raises(ConfigError, match=r'train\.memory = false, expected true with train\.rate = "layers"'):
         load(None, ["train.rate=layers"])
 
 
