@@ -22,18 +22,12 @@ enum { TOGETHER = 16 }; /* most channels, or fours of them, that go down the row
 enum { TOGETHER = 1 };
 #endif
 
-/* Results of one tap list: one, or PART that share their input. */
+/* What goes down the rows together: tap lists, each of one result, or of PART that share their input. */
 typedef struct {
-    uint32_t channels[PART];
-    float *outs[PART]; /* their tensors, of the block at hand */
-} team;
-
-/* What goes down the rows together. */
-typedef struct {
-    fs_run runs[TOGETHER]; /* of each team; side by side, since a kernel takes all of them in one call */
-    team teams[TOGETHER];
+    fs_run runs[TOGETHER]; /* side by side, since a kernel takes all of them in one call */
+    uint32_t channels[TOGETHER][PART];
     uint32_t count;
-    uint32_t results;          /* of each team */
+    uint32_t results;          /* of each */
     uint32_t directions[PART]; /* of result m; the first of them has the input */
     uint32_t group;
 } crew;
@@ -228,95 +222,80 @@ static int is_direct(const fs_engine *e, const job *j) {
     return !j->op->pool && ((vector && e->lanes % vector == 0) || (size_t)j->width * e->lanes % FS_MAX_LANES == 0);
 }
 
-static void shift(fs_run *runs, uint32_t count, uint32_t results, ptrdiff_t by) {
-    for (uint32_t i = 0; i < count; i++) {
-        runs[i].in += by;
-        for (uint32_t m = 0; m < results; m++) runs[i].out[m] += by;
-    }
-}
-
-/* The rows of `count` runs of `results` results each, `width` positions of a row. */
-static void compute_row(const fs_engine *e, const job *j, fs_run *runs, uint32_t count, uint32_t results,
-                        uint32_t width) {
+/* `width` positions of a row (or of two) of all runs. */
+static void compute_row(const fs_engine *e, const job *j, const crew *c, fs_rows s, uint32_t width) {
     const fs_isa *isa = e->isa;
-    const uint32_t lanes = e->lanes, vector = isa->width;
-    void (*run)(const fs_run *, uint32_t) = results == PART ? isa->run4 : isa->run1;
+    const uint32_t lanes = e->lanes, vector = isa->width, stride = j->op->window.sw;
+    void (*run)(const fs_rows *, const fs_run *, uint32_t) = c->results == PART ? isa->run4 : isa->run1;
     if (vector && lanes % vector == 0) {
-        runs->in_step = (ptrdiff_t)(j->op->window.sw * lanes), runs->out_step = lanes, runs->n = width;
-        run(runs, count);
-        for (uint32_t l = vector; l < lanes; l += vector) {
-            shift(runs, count, results, (ptrdiff_t)vector);
-            run(runs, count);
-        }
-        if (lanes > vector) shift(runs, count, results, (ptrdiff_t)vector - (ptrdiff_t)lanes);
-    } else if (vector && j->op->window.sw == 1) {
+        s.in_step = (ptrdiff_t)(stride * lanes), s.out_step = lanes, s.n = width;
+        for (uint32_t l = 0; l < lanes; l += vector, s.in += vector, s.out_at += vector) run(&s, c->runs, c->count);
+    } else if (vector && stride == 1) {
         /* Neighbouring positions are neighbours in memory: one long row. */
-        runs->n = ((size_t)width * lanes + vector - 1) / vector;
-        runs->in_step = runs->out_step = vector;
-        run(runs, count);
+        s.n = ((size_t)width * lanes + vector - 1) / vector;
+        s.in_step = s.out_step = vector;
+        run(&s, c->runs, c->count);
     } else {
-        fs_run one = *runs;
-        const int joined = lanes == 1 || j->op->window.sw == 1;
-        one.n = joined ? (size_t)width * lanes : lanes;
-        one.in_step = lanes == 1 ? (ptrdiff_t)j->op->window.sw : 1, one.out_step = 1;
-        for (uint32_t x = 0; x < (joined ? 1 : width); x++) {
-            one.in = runs->in + (size_t)x * j->op->window.sw * lanes, one.out[0] = runs->out[0] + (size_t)x * lanes;
-            isa->scalar(&one);
-        }
+        const int joined = lanes == 1 || stride == 1;
+        s.n = joined ? (size_t)width * lanes : lanes;
+        s.in_step = lanes == 1 ? (ptrdiff_t)stride : 1, s.out_step = 1;
+        for (uint32_t x = 0; x < (joined ? 1 : width); x++, s.in += stride * lanes, s.out_at += lanes)
+            isa->scalar(&s, c->runs);
     }
 }
 
-static float *row_in_flight(const fs_engine *e, uint32_t result, uint32_t y) {
-    return e->rows + ((size_t)result * e->rows_in_flight + y % e->rows_in_flight) * e->row_capacity;
+static float *row_in_flight(const fs_engine *e, uint32_t result) {
+    return e->rows + (size_t)result * e->rows_in_flight * e->row_capacity;
+}
+
+/* Row y of result m of run i, in its tensor. */
+static float *result_row(const fs_engine *e, const job *j, const crew *c, uint32_t block, uint32_t i, uint32_t m,
+                         uint32_t y) {
+    return fs_row(e, j->out, fs_tensor(e, j->out, c->directions[m], block), c->channels[i][m], y);
 }
 
 /* Pools every window whose last row has been computed; returns how many rows of windows are done. */
-static uint32_t pool_ready(const fs_engine *e, const job *j, const crew *c, uint32_t done, uint32_t computed) {
+static uint32_t pool_ready(const fs_engine *e, const job *j, const crew *c, uint32_t block, uint32_t done,
+                           uint32_t computed) {
     const fs_window *w = &j->op->pooling;
     for (; done < j->out->h; done++) {
         if (pool_span(j->op, done, j->height, w->kh, w->sh, w->ph).end > computed) break;
         fs_lap((uint32_t)(j->out - e->places) - 1);
-        for (uint32_t i = 0; i < c->count * c->results; i++) {
-            const team *t = &c->teams[i / c->results];
-            const uint32_t m = i % c->results;
-            fs_pool_row(e, j->op, fs_row(e, j->out, t->outs[m], t->channels[m], done), row_in_flight(e, i, 0),
-                        e->row_capacity, e->rows_in_flight, j->height, j->width, done, j->out->w);
-        }
+        for (uint32_t i = 0; i < c->count; i++)
+            for (uint32_t m = 0; m < c->results; m++)
+                fs_pool_row(e, j->op, result_row(e, j, c, block, i, m, done), c->runs[i].out[m], e->row_capacity,
+                            e->rows_in_flight, j->height, j->width, done, j->out->w);
         fs_lap(FS_TIME_POOL);
     }
     return done;
 }
 
-/* Rows y .. y + rows of all teams, columns [first, first + width). */
-static void compute_teams(const fs_engine *e, const job *j, crew *c, const float *in, uint32_t y, uint32_t rows,
-                          uint32_t first, uint32_t width) {
+/* Rows y .. y + rows of all runs, columns [first, first + width). */
+static void compute_runs(const fs_engine *e, const job *j, const crew *c, uint32_t block, const float *in, uint32_t y,
+                         uint32_t rows, uint32_t first, uint32_t width) {
     const int direct = is_direct(e, j);
-    const uint32_t results = c->results;
-    for (uint32_t i = 0; i < c->count; i++) {
-        fs_run *r = &c->runs[i];
-        const team *t = &c->teams[i];
-        r->in = in, r->rows = rows;
-        r->out_row = (ptrdiff_t)fs_row_floats(j->out, e->lanes);
-        for (uint32_t m = 0; m < results; m++) {
-            const uint32_t ring = i * results + m;
-            if (direct) r->out[m] = fs_row(e, j->out, t->outs[m], t->channels[m], y) + (size_t)first * e->lanes;
-            else r->out[m] = row_in_flight(e, ring, y), r->out_row = row_in_flight(e, ring, y + 1) - r->out[m];
-        }
+    fs_rows s = {.in = in, .in_row = (ptrdiff_t)(j->op->window.sh * j->in_row), .rows = rows, .act = j->op->act};
+    if (direct) {
+        s.out_row = (ptrdiff_t)fs_row_floats(j->out, e->lanes);
+        s.out_at = (ptrdiff_t)y * s.out_row + (ptrdiff_t)(first * e->lanes);
+    } else {
+        const ptrdiff_t row = (ptrdiff_t)e->row_capacity;
+        s.out_at = (ptrdiff_t)(y % e->rows_in_flight) * row;
+        s.out_row = (ptrdiff_t)((y + 1) % e->rows_in_flight) * row - s.out_at;
     }
-    compute_row(e, j, c->runs, c->count, results, width);
+    compute_row(e, j, c, s, width);
     if (direct && j->op->act <= FS_ACT_HARDSWISH) return;
-    for (uint32_t i = 0; i < c->count * results * rows; i++) {
-        const uint32_t at = i / rows / results, m = i / rows % results, row = i % rows;
-        const team *t = &c->teams[at];
-        float *made = c->runs[at].out[m] + (ptrdiff_t)row * c->runs[at].out_row;
+    for (uint32_t i = 0; i < c->count * c->results * rows; i++) {
+        const uint32_t at = i / rows / c->results, m = i / rows % c->results, row = i % rows;
+        float *made = c->runs[at].out[m] + s.out_at + (ptrdiff_t)row * s.out_row;
         fs_activate(e, j->op, made, (size_t)width * e->lanes);
         if (!direct && !j->op->pool)
-            memcpy(fs_row(e, j->out, t->outs[m], t->channels[m], y + row), made, 4 * (size_t)width * e->lanes);
+            memcpy(result_row(e, j, c, block, at, m, y + row), made, 4 * (size_t)width * e->lanes);
     }
 }
 
-/* All rows of one block, columns [first, first + width), of all teams. */
-static void compute_columns(fs_engine *e, const job *j, crew *c, uint32_t block, const float *in, uint32_t first,
+/* All rows of one block, columns [first, first + width), of all runs. */
+static void compute_columns(fs_engine *e, const job *j, const crew *c, uint32_t block, const float *in, uint32_t first,
                             uint32_t width) {
     const fs_op *op = j->op;
     const int pairs = c->results == 1 && e->isa->width && (e->lanes % e->isa->width == 0 || op->window.sw == 1);
@@ -329,42 +308,51 @@ static void compute_columns(fs_engine *e, const job *j, crew *c, uint32_t block,
             top -= e->window_first;
         }
         const float *from = in + top * j->in_row + (size_t)first * op->window.sw * e->lanes;
-        compute_teams(e, j, c, from, y, rows, first, width);
-        if (fs_has(FS_LAYER_POOL) && op->pool) pooled = pool_ready(e, j, c, pooled, y + rows);
+        compute_runs(e, j, c, block, from, y, rows, first, width);
+        if (fs_has(FS_LAYER_POOL) && op->pool) pooled = pool_ready(e, j, c, block, pooled, y + rows);
     }
 }
 
-/* All rows. Where they go straight to their tensor, a band of columns that fits the registers is computed
- * from top to bottom before the next: its input rows then stay in the first cache from pair to pair. */
-static void compute_rows(fs_engine *e, const job *j, crew *c, uint32_t block, const float *in) {
-    const uint32_t most = e->isa->band;
-    const int banded = is_direct(e, j) && !is_streamed(e, j) && most && e->lanes % e->isa->width == 0;
-    const uint32_t bands = banded ? (j->width + most - 1) / most : 1;
-    for (uint32_t b = 0; b < bands; b++) {
-        const uint32_t first = j->width * b / bands, end = j->width * (b + 1) / bands;
+/* Columns that go down the rows before the next do: as many as registers hold (an even number), but at least FEWEST, so
+ * few that what they read for two rows stays in the first cache. */
+static uint32_t band(const fs_engine *e, const job *j) {
+    enum { FEWEST = 4, FIRST_CACHE = 26 * 1024 };
+    const fs_op *op = j->op;
+    const size_t rows = fs_reach(op->window.kh, op->dh) + op->window.sh;
+    const size_t column = j->in->c / op->groups * rows * e->lanes * sizeof(float);
+    uint32_t most = e->isa->band;
+    while (most > FEWEST && column * ((most - 1) * op->window.sw + fs_reach(op->window.kw, op->dw)) > FIRST_CACHE) most -= 2;
+    return most;
+}
+
+/* All rows. Where they go straight to their tensor, a band of columns is computed from top to bottom before the next:
+ * its input rows then stay in the first cache from pair to pair. */
+static void compute_rows(fs_engine *e, const job *j, const crew *c, uint32_t block, const float *in) {
+    const int banded = is_direct(e, j) && !is_streamed(e, j) && e->isa->width && e->lanes % e->isa->width == 0;
+    const uint32_t most = banded ? band(e, j) : j->width, bands = (j->width + most - 1) / most;
+    for (uint32_t b = 0, first = 0, end; b < bands; b++, first = end) {
+        end = (uint32_t)fs_even_cut(j->width, bands, b + 1);
         compute_columns(e, j, c, block, in, first, end - first);
     }
 }
 
 /* A result of a single position (a linear layer): the blocks of the batch are its row. */
-static void compute_blocks(const fs_engine *e, const job *j, fs_run *r, uint32_t results) {
+static void compute_blocks(const fs_engine *e, const job *j, const crew *c, const float *in) {
     const fs_isa *isa = e->isa;
-    const uint32_t lanes = e->lanes;
+    const uint32_t lanes = e->lanes, blocks = j->batch->blocks;
     const ptrdiff_t step = (ptrdiff_t)e->block_floats;
-    if (isa->width && lanes % isa->width == 0) {
-        r->in_step = r->out_step = step, r->n = j->batch->blocks;
-        for (uint32_t l = 0; l < lanes; l += isa->width) {
-            (results == PART ? isa->run4 : isa->run1)(r, 1);
-            r->in += isa->width;
-            for (uint32_t m = 0; m < results; m++) r->out[m] += isa->width;
-        }
-    } else if (lanes == 1) {
-        r->in_step = r->out_step = step, r->n = j->batch->blocks;
-        isa->scalar(r);
-    } else {
-        r->in_step = r->out_step = 1, r->n = lanes;
-        for (uint32_t b = 0; b < j->batch->blocks; b++, r->in += step, r->out[0] += step) isa->scalar(r);
+    fs_rows s = {.in = in, .rows = 1, .act = j->op->act, .in_step = step, .out_step = step, .n = blocks};
+    if (isa->width && lanes % isa->width == 0)
+        for (uint32_t l = 0; l < lanes; l += isa->width, s.in += isa->width, s.out_at += isa->width)
+            (c->results == PART ? isa->run4 : isa->run1)(&s, c->runs, c->count);
+    else if (lanes == 1) isa->scalar(&s, c->runs);
+    else {
+        s.in_step = s.out_step = 1, s.n = lanes;
+        for (uint32_t b = 0; b < blocks; b++, s.in += step, s.out_at += step) isa->scalar(&s, c->runs);
     }
+    for (uint32_t i = 0; i < c->count * c->results; i++)
+        for (uint32_t b = 0; b < blocks; b++)
+            fs_activate(e, j->op, c->runs[i / c->results].out[i % c->results] + b * e->block_floats, lanes);
 }
 
 /* Everything that the crew's tap lists give: all blocks, or the one that is streamed. */
@@ -373,37 +361,27 @@ static void compute(fs_engine *e, const job *j, crew *c, uint32_t block) {
     const int streamed = is_streamed(e, j), single = !streamed && j->height == 1 && j->width == 1 && !j->op->pool;
     const uint32_t end = streamed || single ? block + 1 : j->batch->blocks;
     for (uint32_t b = block; b < end; b++) {
-        const float *in = streamed ? e->window : fs_tensor(e, j->in, c->directions[0], b);
-        for (uint32_t i = 0; i < c->count * c->results; i++)
-            c->teams[i / c->results].outs[i % c->results] = fs_tensor(e, j->out, c->directions[i % c->results], b);
-        if (!single) compute_rows(e, j, c, b, in + in_group);
-        for (uint32_t i = 0; single && i < c->count; i++) {
-            team *t = &c->teams[i];
-            fs_run *r = &c->runs[i];
-            r->in = in + in_group, r->rows = 1;
-            for (uint32_t m = 0; m < c->results; m++)
-                r->out[m] = t->outs[m] = fs_row(e, j->out, t->outs[m], t->channels[m], 0);
-            compute_blocks(e, j, r, c->results);
-            for (uint32_t m = 0; m < c->results; m++)
-                for (uint32_t n = 0; n < j->batch->blocks; n++)
-                    fs_activate(e, j->op, t->outs[m] + n * e->block_floats, e->lanes);
+        const float *in = (streamed ? e->window : fs_tensor(e, j->in, c->directions[0], b)) + in_group;
+        for (uint32_t i = 0; i < c->count * c->results; i++) {
+            const uint32_t at = i / c->results, m = i % c->results;
+            c->runs[at].out[m] = single || is_direct(e, j) ? result_row(e, j, c, b, at, m, 0) : row_in_flight(e, i);
         }
+        if (single) compute_blocks(e, j, c, in);
+        else compute_rows(e, j, c, b, in);
     }
 }
 
-/* What team i computes with, but for its weights. */
-static void set_team(fs_engine *e, const job *j, crew *c, uint32_t i, const int32_t *offsets, uint32_t taps) {
-    const fs_run run = {.offsets = offsets, .taps = taps, .act = j->op->act,
-                        .in_row = (ptrdiff_t)(j->op->window.sh * j->in_row)};
-    const team *t = &c->teams[i];
+/* What run i computes with, but for its weights. */
+static void set_run(fs_engine *e, const job *j, crew *c, uint32_t i, const int32_t *offsets, uint32_t taps) {
+    const fs_run run = {.offsets = offsets, .taps = taps};
     c->runs[i] = run;
     for (uint32_t m = 0; m < c->results && j->op->flags & 1; m++)
-        c->runs[i].bias[m] = *fs_parameters(e, c->directions[m], j->bias + t->channels[m], 1);
+        c->runs[i].bias[m] = *fs_parameters(e, c->directions[m], j->bias + c->channels[i][m], 1);
 }
 
-/* Most teams that go together: their rows must be in flight together where they are pooled, and their weights in
+/* Most runs that go together: their rows must be in flight together where they are pooled, and their weights in
  * memory. */
-static uint32_t most_teams(const fs_engine *e, const job *j, uint32_t results) {
+static uint32_t most_runs(const fs_engine *e, const job *j, uint32_t results) {
     if (!fs_is_wide(e) || e->noise || is_streamed(e, j)) return 1;
     return j->op->pool ? PART / results : TOGETHER;
 }
@@ -412,7 +390,7 @@ static uint32_t most_teams(const fs_engine *e, const job *j, uint32_t results) {
  * Returns how many. */
 static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t channel, uint32_t end, uint32_t block) {
     const int shared = fs_is_wide(e) && (is_streamed(e, j) || j->in < e->own);
-    const uint32_t all = j->batch->directions, most = most_teams(e, j, shared && all >= PART ? PART : 1);
+    const uint32_t all = j->batch->directions, most = most_runs(e, j, shared && all >= PART ? PART : 1);
     crew c = {.group = group};
     uint32_t total = 0;
     do {
@@ -426,8 +404,8 @@ static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t c
         for (uint32_t m = 0; m < c.results; m++) c.directions[m] = d + m;
         for (uint32_t i = 0; i < c.count; at += c.runs[i++].taps) {
             const uint32_t taps = c.runs[i].taps;
-            for (uint32_t m = 0; m < c.results; m++) c.teams[i].channels[m] = channel + i;
-            set_team(e, j, &c, i, e->offsets + at, taps);
+            for (uint32_t m = 0; m < c.results; m++) c.channels[i][m] = channel + i;
+            set_run(e, j, &c, i, e->offsets + at, taps);
             c.runs[i].weights =
                 c.results == PART ? e->weights + (size_t)PART * at : fs_parameters(e, d, j->weights + at, taps);
         }
@@ -443,20 +421,20 @@ static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t c
 
 /* Fours of channels of a nearly dense layer, with zeros where one has no weight. Returns how many channels. */
 static uint32_t fours_of_channels(fs_engine *e, job *j, uint32_t group, uint32_t channel, uint32_t end) {
-    const uint32_t left = (end - channel) / PART, room = e->taps_capacity / j->row, most = most_teams(e, j, PART);
+    const uint32_t left = (end - channel) / PART, room = e->taps_capacity / j->row, most = most_runs(e, j, PART);
     const uint32_t n = left < most && left < room ? left : most < room ? most : room;
     crew c = {.count = n, .results = PART, .group = group};
     uint32_t taps = 0;
     for (uint32_t i = 0; i < PART * n; i++) {
         const uint32_t four = i / PART;
-        c.teams[four].channels[i % PART] = channel + i;
+        c.channels[four][i % PART] = channel + i;
         taps += list_taps(e, j, channel + i, NULL, e->slots + taps, four * PART * j->row + i % PART);
     }
     memset(e->weights, 0, 4 * (size_t)PART * n * j->row);
     for (uint32_t d = 0; d < j->batch->directions; d++) {
         for (uint32_t m = 0; m < PART; m++) c.directions[m] = d;
         for (uint32_t i = 0; i < n; i++) {
-            set_team(e, j, &c, i, e->offsets, j->row);
+            set_run(e, j, &c, i, e->offsets, j->row);
             c.runs[i].weights = e->weights + (size_t)i * PART * j->row;
         }
         const float *from = fs_parameters(e, d, j->weights, taps);

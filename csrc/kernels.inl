@@ -31,10 +31,10 @@ INLINE VEC activate(VEC x, uint32_t act) {
 /* M results of ROWS x X vectors each, all in registers while the taps go by. With M = 4 every input vector
  * that is loaded serves four fused multiply-adds, so the multipliers, not the loads, are the limit; with
  * M = 1 two rows share the reading of the tap list. */
-INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size_t first, const ptrdiff_t in_step,
-                 const ptrdiff_t out_step) {
+INLINE void tile(const fs_rows *s, const fs_run *r, const int M, const int ROWS, const int X, size_t first,
+                 const ptrdiff_t in_step, const ptrdiff_t out_step) {
     VEC acc[4][2][14];
-    const float *in = r->in + (ptrdiff_t)first * in_step;
+    const float *in = s->in + (ptrdiff_t)first * in_step;
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
@@ -43,7 +43,7 @@ INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size
             for (int x = 0; x < X; x++) acc[m][y][x] = v_set1(r->bias[m]);
     const int32_t *offset = r->offsets;
     const float *weight = r->weights;
-    const ptrdiff_t in_row = r->in_row;
+    const ptrdiff_t in_row = s->in_row;
     for (const int32_t *end = offset + r->taps; offset < end; offset++, weight += M) {
         const float *p = in + *offset;
         if (X < M) {
@@ -75,25 +75,25 @@ INLINE void tile(const fs_run *r, const int M, const int ROWS, const int X, size
             }
         }
     }
-    const uint32_t act = r->act;
+    const uint32_t act = s->act;
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++) {
-        float *out = r->out[m] + (ptrdiff_t)first * out_step;
+        float *out = r->out[m] + s->out_at + (ptrdiff_t)first * out_step;
 #pragma GCC unroll 2
         for (int y = 0; y < ROWS; y++)
 #pragma GCC unroll 16
             for (int x = 0; x < X; x++)
-                v_store(out + y * r->out_row + x * out_step, activate(acc[m][y][x], act));
+                v_store(out + y * s->out_row + x * out_step, activate(acc[m][y][x], act));
     }
 }
 
 /* The size of a tile must be known when it is compiled: one copy for each, in which all runs follow one another. */
-INLINE void sized_tiles(const fs_run *runs, uint32_t count, const int M, const int ROWS, size_t n, size_t first,
-                        const ptrdiff_t in_step, const ptrdiff_t out_step) {
+INLINE void sized_tiles(const fs_rows *s, const fs_run *runs, uint32_t count, const int M, const int ROWS, size_t n,
+                        size_t first, const ptrdiff_t in_step, const ptrdiff_t out_step) {
 #define OF(X)                                                                                 \
     case X:                                                                                   \
         if (M * ROWS * X <= REGISTERS || X <= 3)                                              \
-            for (const fs_run *r = runs; r < runs + count; r++) tile(r, M, ROWS, X, first, in_step, out_step); \
+            for (const fs_run *r = runs; r < runs + count; r++) tile(s, r, M, ROWS, X, first, in_step, out_step); \
         break
     switch (n) {
         OF(1); OF(2); OF(3); OF(4); OF(5); OF(6); OF(7); OF(8); OF(9); OF(10); OF(11); OF(12); OF(13); OF(14);
@@ -101,25 +101,28 @@ INLINE void sized_tiles(const fs_run *runs, uint32_t count, const int M, const i
 #undef OF
 }
 
-/* Rows are cut into tiles of nearly equal length: 28 vectors make 14 + 14; steps known when it is compiled
- * save address arithmetic. */
-INLINE void tiles(const fs_run *runs, uint32_t count, const int M, const int ROWS, const size_t most) {
-    const size_t all = runs->n, n = all <= most ? 1 : (all + most - 1) / most;
-    const ptrdiff_t in_step = runs->in_step, out_step = runs->out_step;
-    for (size_t t = 0; t < n; t++) {
-        const size_t first = n == 1 ? 0 : all * t / n, size = n == 1 ? all : all * (t + 1) / n - first;
-        if (in_step == WIDTH && out_step == WIDTH) sized_tiles(runs, count, M, ROWS, size, first, WIDTH, WIDTH);
-        else if (in_step == FS_MAX_LANES) sized_tiles(runs, count, M, ROWS, size, first, FS_MAX_LANES, out_step);
-        else sized_tiles(runs, count, M, ROWS, size, first, in_step, out_step);
+/* Rows are cut into tiles of nearly equal length, of one result of even length (28 vectors make 14 + 14, 10 make 6 + 4);
+ * steps known when it is compiled save address arithmetic. */
+INLINE void tiles(const fs_rows *s, const fs_run *runs, uint32_t count, const int M, const int ROWS, const size_t most) {
+    const size_t all = s->n, n = all <= most ? 1 : (all + most - 1) / most;
+    const ptrdiff_t in_step = s->in_step, out_step = s->out_step;
+    for (size_t t = 0, first = 0, end; t < n; t++, first = end) {
+        end = n == 1 ? all : M == 1 ? fs_even_cut(all, n, t + 1) : all * (t + 1) / n;
+        const size_t size = end - first;
+        if (in_step == WIDTH && out_step == WIDTH) sized_tiles(s, runs, count, M, ROWS, size, first, WIDTH, WIDTH);
+        else if (in_step == FS_MAX_LANES) sized_tiles(s, runs, count, M, ROWS, size, first, FS_MAX_LANES, out_step);
+        else sized_tiles(s, runs, count, M, ROWS, size, first, in_step, out_step);
     }
 }
 
-TARGET static void run1(const fs_run *runs, uint32_t count) {
-    if (runs->rows == 2) tiles(runs, count, 1, 2, REGISTERS / 2);
-    else tiles(runs, count, 1, 1, TILE1);
+TARGET static void run1(const fs_rows *s, const fs_run *runs, uint32_t count) {
+    if (s->rows == 2) tiles(s, runs, count, 1, 2, REGISTERS / 2);
+    else tiles(s, runs, count, 1, 1, TILE1);
 }
 
-TARGET static void run4(const fs_run *runs, uint32_t count) { tiles(runs, count, 4, 1, REGISTERS / 4); }
+TARGET static void run4(const fs_rows *s, const fs_run *runs, uint32_t count) {
+    tiles(s, runs, count, 4, 1, REGISTERS / 4);
+}
 
 #endif
 
@@ -231,9 +234,10 @@ TARGET static void act_row(float *data, size_t n, uint32_t act, float slope) {
 #endif
 }
 
-INLINE void some(const fs_run *r, const int X, size_t first, const ptrdiff_t in_step) {
+INLINE void some(const fs_rows *s, const fs_run *r, const int X, size_t first, const ptrdiff_t in_step) {
     float acc[8];
-    const float *in = r->in + (ptrdiff_t)first * in_step;
+    const float *in = s->in + (ptrdiff_t)first * in_step;
+    float *out = r->out[0] + s->out_at + (ptrdiff_t)first * s->out_step;
     for (int x = 0; x < X; x++) acc[x] = r->bias[0];
     for (uint32_t t = 0; t < r->taps; t++) {
         const float *p = in + r->offsets[t];
@@ -241,16 +245,16 @@ INLINE void some(const fs_run *r, const int X, size_t first, const ptrdiff_t in_
 #pragma GCC unroll 8
         for (int x = 0; x < X; x++) acc[x] = fused(w, p[x * in_step], acc[x]);
     }
-    for (int x = 0; x < X; x++) r->out[0][(ptrdiff_t)(first + (size_t)x) * r->out_step] = activate1(acc[x], r->act);
+    for (int x = 0; x < X; x++) out[x * s->out_step] = activate1(acc[x], s->act);
 }
 
 /* Eight numbers at a time in registers; this is the kernel of a microcontroller. */
-TARGET static void scalar(const fs_run *r) {
+TARGET static void scalar(const fs_rows *s, const fs_run *r) {
     size_t i = 0;
-    if (r->in_step == 1)
-        for (; i + 8 <= r->n; i += 8) some(r, 8, i, 1);
-    for (; i + 8 <= r->n; i += 8) some(r, 8, i, r->in_step);
-    for (; i < r->n; i++) some(r, 1, i, r->in_step);
+    if (s->in_step == 1)
+        for (; i + 8 <= s->n; i += 8) some(s, r, 8, i, 1);
+    for (; i + 8 <= s->n; i += 8) some(s, r, 8, i, s->in_step);
+    for (; i < s->n; i++) some(s, r, 1, i, s->in_step);
 }
 
 TARGET static void pixels(float *out, const uint8_t *in, size_t n, float scale, float shift) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from array import array
 
@@ -43,6 +44,16 @@ def shard(count: int, image_bytes: int = 3072, classes: int = 10) -> Samples:
     rows = np.random.default_rng(1).integers(0, 256, (count, image_bytes + 1), dtype=np.uint8)
     rows[:, 0] %= classes
     return Samples.records(rows.tobytes(), image_bytes)
+
+
+@pytest.mark.parametrize("how", [{"batch": 8}, {"batch": 12}, {"batch": 20, "lanes": 8}])
+def test_eight_images_fill_a_vector_where_there_are_vectors_of_sixteen(lenet, how):
+    program, values = lenet
+    samples, directions = shard(21), Directions(3, 1, 4, 2)
+    engine, wide = NativeEngine(program, **how), NativeEngine(program, batch=16)
+    if isa() == "avx512" and "FORESEED_ISA" not in os.environ:
+        assert engine.lanes == 8
+    assert engine.probe(values, samples, directions) == wide.probe(values, samples, directions)
 
 
 @settings(max_examples=60, deadline=None)
