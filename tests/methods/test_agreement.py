@@ -49,6 +49,17 @@ def test_of_devices_that_all_say_the_same_none_is_left_out(seed: int) -> None:
         assert not left_out(seed, set(), noise)[0]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_where_the_slopes_of_all_cancel_nobody_is_left_out(seed: int) -> None:
+    rng, agreement = np.random.default_rng(seed), Agreement.of(len(DEVICES))
+    slopes = rng.normal(size=(len(DEVICES), 1, N))
+    slopes -= slopes.mean(axis=0)  # the loss is at its least: who is asked pulls against the others that are
+    for _ in range(60):
+        asked = rng.choice(len(DEVICES), 6, replace=False)
+        parts = (slopes[asked] + rng.normal(size=(6, 2, N))).astype(np.float32)
+        assert agreement.opposed(asked.tolist(), parts) == []
+
+
 def test_never_more_than_a_minority_is_left_out() -> None:
     rng, agreement = np.random.default_rng(1), Agreement.of(len(DEVICES))
     for _ in range(30):

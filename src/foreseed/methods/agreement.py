@@ -5,14 +5,14 @@ goes with the number of rounds, and what it hides does not. In every round each 
 compared with the sum of the others': the cosine of the two, in units of what chance alone would make of it. Added up
 over the rounds that a device took part in, and measured by how much devices differ, that tells who pulls against the
 rest. An honest device whose images are quite unlike all others' can look the same, so it takes strong evidence, a
-device that agrees again counts again, and never more than a minority is left out.
+device that agrees again counts again, never more than a minority is left out, and nobody while most devices do not
+agree: near the end of training the slopes of all cancel, and honest devices pull against one another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 
@@ -58,7 +58,9 @@ class Agreement:
         for device, one in zip(devices, seen, strict=True):
             self.sums[device] = _DECAY * self.sums[device] + one
             self.squares[device] = _DECAY**2 * self.squares[device] + 1
-        evidence = {device: self.sums[device] / (self.spread * sqrt(self.squares[device])) for device in devices}
+        evidence = self.sums / (self.spread * np.sqrt(np.where(self.squares > 0, self.squares, 1.0)))
+        if median(evidence[self.squares > 0]) <= 0:
+            return []
         worst = sorted(devices, key=lambda device: evidence[device])[: (len(devices) - 1) // 2]
         return [device for device in worst if evidence[device] < -_EVIDENCE]
 
