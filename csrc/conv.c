@@ -88,25 +88,25 @@ static span pool_span(const fs_op *op, uint32_t i, uint32_t size, uint32_t kerne
     return s;
 }
 
-void fs_pool_row(const fs_engine *e, const fs_op *op, float *out, const float *first, size_t row_floats, uint32_t ring,
-                 uint32_t height, uint32_t width, uint32_t out_row, uint32_t out_width) {
+void fs_pool_row(const fs_engine *e, const fs_op *op, const fs_pool_source *from, const fs_pooled *maps, uint32_t count,
+                 uint32_t out_row, uint32_t out_width) {
     if (!fs_has(FS_LAYER_POOL)) return;
     const fs_window *w = &op->pooling;
-    const span ys = pool_span(op, out_row, height, w->kh, w->sh, w->ph);
+    const span ys = pool_span(op, out_row, from->height, w->kh, w->sh, w->ph);
+    size_t rows[255];
+    for (uint32_t y = ys.first; y < ys.end; y++) rows[y - ys.first] = y % from->ring * from->pitch;
     for (uint32_t x = 0; x < out_width;) {
-        const span xs = pool_span(op, x, width, w->kw, w->sw, w->pw);
+        const span xs = pool_span(op, x, from->width, w->kw, w->sw, w->pw);
         /* All windows that lie inside go in one call, those that stick out one by one. */
         uint32_t windows = 1;
         if (xs.end - xs.first == w->kw && w->sw) {
-            windows = (width - xs.end) / w->sw + 1;
+            windows = (from->width - xs.end) / w->sw + 1;
             if (windows > out_width - x) windows = out_width - x;
         }
-        const float *rows[255];
-        for (uint32_t y = ys.first; y < ys.end; y++)
-            rows[y - ys.first] = first + (y % ring) * row_floats + (size_t)xs.first * e->lanes;
         const fs_pooling pooling = {ys.end - ys.first, xs.end - xs.first, w->sw, windows, e->lanes,
                                     op->pool == FS_POOL_MAX, 1.0f / (float)(ys.count * xs.count)};
-        e->isa->pool(out + (size_t)x * e->lanes, rows, &pooling);
+        for (const fs_pooled *map = maps; map < maps + count; map++)
+            e->isa->pool(map->out + (size_t)x * e->lanes, map->in + (size_t)xs.first * e->lanes, rows, &pooling);
         x += windows;
     }
 }
@@ -258,13 +258,16 @@ static float *result_row(const fs_engine *e, const job *j, const crew *c, uint32
 static uint32_t pool_ready(const fs_engine *e, const job *j, const crew *c, uint32_t block, uint32_t done,
                            uint32_t computed) {
     const fs_window *w = &j->op->pooling;
+    const fs_pool_source from = {e->row_capacity, e->rows_in_flight, j->height, j->width};
     for (; done < j->out->h; done++) {
         if (pool_span(j->op, done, j->height, w->kh, w->sh, w->ph).end > computed) break;
         fs_lap((uint32_t)(j->out - e->places) - 1);
-        for (uint32_t i = 0; i < c->count; i++)
-            for (uint32_t m = 0; m < c->results; m++)
-                fs_pool_row(e, j->op, result_row(e, j, c, block, i, m, done), c->runs[i].out[m], e->row_capacity,
-                            e->rows_in_flight, j->height, j->width, done, j->out->w);
+        fs_pooled maps[PART]; /* most_runs */
+        for (uint32_t i = 0; i < c->count * c->results; i++) {
+            const uint32_t at = i / c->results, m = i % c->results;
+            maps[i].in = c->runs[at].out[m], maps[i].out = result_row(e, j, c, block, at, m, done);
+        }
+        fs_pool_row(e, j->op, &from, maps, c->count * c->results, done, j->out->w);
         fs_lap(FS_TIME_POOL);
     }
     return done;
@@ -318,10 +321,10 @@ static void compute_columns(fs_engine *e, const job *j, const crew *c, uint32_t 
 static uint32_t band(const fs_engine *e, const job *j) {
     enum { FEWEST = 4, FIRST_CACHE = 26 * 1024 };
     const fs_op *op = j->op;
-    const size_t rows = fs_reach(op->window.kh, op->dh) + op->window.sh;
+    const size_t rows = fs_reach(op->window.kh, op->dh) + op->window.sh, beside = fs_reach(op->window.kw, op->dw) - 1;
     const size_t column = j->in->c / op->groups * rows * e->lanes * sizeof(float);
     uint32_t most = e->isa->band;
-    while (most > FEWEST && column * ((most - 1) * op->window.sw + fs_reach(op->window.kw, op->dw)) > FIRST_CACHE) most -= 2;
+    while (most > FEWEST && column * (most * op->window.sw + beside) > FIRST_CACHE) most -= 2;
     return most;
 }
 

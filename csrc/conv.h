@@ -20,9 +20,21 @@ float *fs_row(const fs_engine *e, const fs_place *place, float *tensor, uint32_t
 static inline void fs_activate(const fs_engine *e, const fs_op *op, float *row, size_t n) {
     if (op->act > FS_ACT_HARDSWISH) e->isa->act(row, n, op->act, op->number);
 }
-/* One row of pooled results; `row_at(y)` rows are given by `first`, a ring of `ring` rows. */
-void fs_pool_row(const fs_engine *e, const fs_op *op, float *out, const float *first, size_t row_floats, uint32_t ring,
-                 uint32_t height, uint32_t width, uint32_t out_row, uint32_t out_width);
+/* Maps that are pooled: row y begins (y % ring) * pitch numbers after the first. */
+typedef struct {
+    size_t pitch;
+    uint32_t ring, height, width;
+} fs_pool_source;
+
+/* The first row of one of them, and the row of results. */
+typedef struct {
+    const float *in;
+    float *out;
+} fs_pooled;
+
+/* One row of pooled results of each of `count` maps. */
+void fs_pool_row(const fs_engine *e, const fs_op *op, const fs_pool_source *from, const fs_pooled *maps, uint32_t count,
+                 uint32_t out_row, uint32_t out_width);
 
 void fs_load_block(fs_engine *e, const fs_batch *batch, uint32_t block);
 /* Row y of channel c of the loaded block, normalised. */

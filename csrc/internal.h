@@ -160,7 +160,8 @@ typedef struct {
     void (*run4)(const fs_rows *, const fs_run *runs, uint32_t count); /* four that share their input, one row: vectors */
     void (*scalar)(const fs_rows *, const fs_run *);                   /* one result, one row: single numbers, any step */
     void (*pixels)(float *out, const uint8_t *in, size_t n, float scale, float shift);
-    void (*pool)(float *out, const float *const *rows, const fs_pooling *pooling);
+    /* Row y of the windows begins rows[y] numbers after `in`. */
+    void (*pool)(float *out, const float *in, const size_t *rows, const fs_pooling *pooling);
     /* Adds each of up to FS_CHAINS maps to moments of its own. */
     void (*sums)(const float *const *in, uint32_t count, const fs_map *map, fs_moments *moments);
     void (*affine)(float *data, const fs_map *map, const float *a, const float *b, uint32_t act);

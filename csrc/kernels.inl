@@ -264,15 +264,15 @@ TARGET static void pixels(float *out, const uint8_t *in, size_t n, float scale, 
 #ifdef VEC
 
 /* Windows of WIDTH lanes; `part` is the first lane. */
-INLINE void pool_vectors(float *out, const float *const *rows, const fs_pooling *p, const uint32_t n_rows,
+INLINE void pool_vectors(float *out, const float *in, const size_t *rows, const fs_pooling *p, const uint32_t n_rows,
                          const uint32_t columns, const int max) {
     for (uint32_t part = 0; part < p->lanes; part += WIDTH)
         for (uint32_t i = 0; i < p->windows; i++) {
             const size_t at = (size_t)i * p->stride * p->lanes + part;
-            VEC best = max ? v_load(rows[0] + at) : v_set1(0.0f);
+            VEC best = max ? v_load(in + rows[0] + at) : v_set1(0.0f);
             for (uint32_t y = 0; y < n_rows; y++)
                 for (uint32_t x = 0; x < columns; x++) {
-                    const VEC v = v_load(rows[y] + at + (size_t)x * p->lanes);
+                    const VEC v = v_load(in + rows[y] + at + (size_t)x * p->lanes);
                     best = max ? v_max(v, best) : v_add(best, v);
                 }
             v_store(out + (size_t)i * p->lanes + part, max ? best : v_mul(best, v_set1(p->factor)));
@@ -281,31 +281,31 @@ INLINE void pool_vectors(float *out, const float *const *rows, const fs_pooling 
 
 #endif
 
-INLINE void pool_numbers(float *out, const float *const *rows, const fs_pooling *p, const uint32_t lanes) {
+INLINE void pool_numbers(float *out, const float *in, const size_t *rows, const fs_pooling *p, const uint32_t lanes) {
     for (uint32_t i = 0; i < p->windows; i++)
         for (uint32_t l = 0; l < lanes; l++) {
             const size_t at = (size_t)i * p->stride * lanes + l;
-            float best = p->max ? rows[0][at] : 0.0f;
+            float best = p->max ? in[rows[0] + at] : 0.0f;
             for (uint32_t y = 0; y < p->rows; y++)
                 for (uint32_t x = 0; x < p->columns; x++) {
-                    const float v = rows[y][at + x * lanes];
+                    const float v = in[rows[y] + at + x * lanes];
                     best = !p->max ? best + v : v > best ? v : best;
                 }
             *out++ = p->max ? best : best * p->factor;
         }
 }
 
-TARGET static void pool(float *out, const float *const *rows, const fs_pooling *p) {
+TARGET static void pool(float *out, const float *in, const size_t *rows, const fs_pooling *p) {
     if (!fs_has(FS_LAYER_POOL)) return;
 #ifdef VEC
     if (p->lanes % WIDTH == 0) {
-        if (p->max && p->rows == 2 && p->columns == 2) pool_vectors(out, rows, p, 2, 2, 1);
-        else pool_vectors(out, rows, p, p->rows, p->columns, p->max);
+        if (p->max && p->rows == 2 && p->columns == 2) pool_vectors(out, in, rows, p, 2, 2, 1);
+        else pool_vectors(out, in, rows, p, p->rows, p->columns, p->max);
         return;
     }
 #endif
-    if (p->lanes == 1) pool_numbers(out, rows, p, 1);
-    else pool_numbers(out, rows, p, p->lanes);
+    if (p->lanes == 1) pool_numbers(out, in, rows, p, 1);
+    else pool_numbers(out, in, rows, p, p->lanes);
 }
 
 /* The square of a float32 number is exact in float64, so it makes no difference whether its addition is fused. */

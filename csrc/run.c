@@ -39,10 +39,12 @@ static void materialise_image(fs_engine *e, const fs_batch *batch) {
 
 static void pool_op(const fs_engine *e, const fs_op *op, const fs_place *in, const fs_place *out, uint32_t d, uint32_t b) {
     float *from = fs_tensor(e, in, d, b), *to = fs_tensor(e, out, d, b);
+    const fs_pool_source source = {fs_row_floats(in, e->lanes), in->h, in->h, in->w};
     for (uint32_t c = 0; c < out->c; c++)
-        for (uint32_t y = 0; y < out->h; y++)
-            fs_pool_row(e, op, fs_row(e, out, to, c, y), fs_row(e, in, from, c, 0), fs_row_floats(in, e->lanes), in->h,
-                        in->h, in->w, y, out->w);
+        for (uint32_t y = 0; y < out->h; y++) {
+            const fs_pooled map = {fs_row(e, in, from, c, 0), fs_row(e, out, to, c, y)};
+            fs_pool_row(e, op, &source, &map, 1, y, out->w);
+        }
 }
 
 /* Writes a tensor into another, its first number at channel c, row y and column x. */
