@@ -23,7 +23,7 @@ SHAPE = (3, 32, 32)
 
 @dataclass(frozen=True)
 class Spec:
-    """A model, how dense each of its layers is left, and how the engine runs it best."""
+    """A model, how dense each of its layers is left, and how the engine runs it best with a small second cache."""
 
     model: str
     densities: Mapping[str, float]

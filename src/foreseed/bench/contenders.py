@@ -32,8 +32,13 @@ Contender = Callable[[Case, Sequence[int]], Iterator[Setup] | None]
 
 
 def foreseed(case: Case, cores: Sequence[int]) -> Iterator[Setup]:
-    """The C engine; with several cores a thread each, since the engine lets go of Python's lock."""
-    yield _foreseed(case) if len(cores) == 1 else in_threads(lambda: _foreseed(case), cores)
+    """The C engine, with as many directions side by side as suit a small second cache, and with twice as many.
+
+    With several cores a thread each, since the engine lets go of Python's lock.
+    """
+    for directions in (case.spec.directions, 2 * case.spec.directions):
+        make = partial(_foreseed, case, directions)
+        yield make() if len(cores) == 1 else in_threads(make, cores)
 
 
 def torch_loop(case: Case, cores: Sequence[int]) -> Iterator[Setup]:
@@ -82,17 +87,15 @@ def _batches(case: Case) -> list[int]:
     return sorted({min(size, case.samples.count) for size in _BATCHES})
 
 
-def _foreseed(case: Case) -> Setup:
-    engine = NativeEngine(case.program, case.spec.batch, case.spec.directions)
+def _foreseed(case: Case, directions: int) -> Setup:
+    engine = NativeEngine(case.program, case.spec.batch, directions)
     rounds = count(1)
 
     def run(units: int) -> None:
         engine.probe(case.values, case.samples, Directions(1, next(rounds), 0, units, sigma=SIGMA))
 
-    settings = f"batch {case.spec.batch}, {case.spec.directions} directions"
-    return Setup(
-        settings, run, case.spec.directions, lambda _: engine.probe(case.values, case.samples, first_direction())[0]
-    )
+    settings = f"batch {case.spec.batch}, {directions} directions"
+    return Setup(settings, run, directions, lambda _: engine.probe(case.values, case.samples, first_direction())[0])
 
 
 class _Perturbations:

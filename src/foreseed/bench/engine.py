@@ -65,7 +65,7 @@ def _measure(case: Case, threads: int, seconds: float) -> tuple[dict[str, Any], 
         product, product_gmacs = gemm(threads)
         rivals = {**best, _GEMM: product}
         if threads > 1:  # in the same turns, since a machine's speed changes from minute to minute
-            rivals[_ALONE] = in_threads(lambda: next(foreseed(case, cores[:1])), cores[:1])
+            rivals[_ALONE] = in_threads(lambda: fastest(foreseed(case, cores[:1])), cores[:1])
         rates = interleaved(rivals, seconds)
     row = _row(case, threads, rates, list(CONTENDERS), rates[_GEMM] * product_gmacs)
     chosen = {name: way.settings for name, way in best.items()}
