@@ -44,6 +44,7 @@ typedef struct {
     uint32_t bias;         /* first bias */
     size_t in_row, in_channel;
     int flat;              /* taps lie in memory as they do in the row: a linear layer */
+    uint32_t step;         /* bytes from one result's window to the next; 0: no taps are joined */
     size_t origin;         /* from the tensor's start to the window of result (0, 0) */
 } job;
 
@@ -173,17 +174,18 @@ static void slide_window(fs_engine *e, const job *j, uint32_t block, uint32_t fi
 
 /* ---- taps ---- */
 
-/* From the window of a result to what weight (c, ky, kx) multiplies. */
-static int32_t tap(const fs_engine *e, const job *j, uint32_t c, uint32_t ky, uint32_t kx) {
-    return (int32_t)(c * j->in_channel + ky * j->op->dh * j->in_row + (size_t)kx * j->op->dw * e->lanes);
+/* Bytes from the window of a result to what weight (c, ky, kx) multiplies. */
+static uint32_t tap(const fs_engine *e, const job *j, uint32_t c, uint32_t ky, uint32_t kx) {
+    return (uint32_t)(4 * (c * j->in_channel + ky * j->op->dh * j->in_row + (size_t)kx * j->op->dw * e->lanes));
 }
 
 /* The taps of one channel: offsets[i] (or, for four channels together, slots[i] = 4 x its place in the
  * dense row + part). Returns how many. */
-static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, int32_t *offsets, uint32_t *slots, uint32_t part) {
+static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *offsets, uint32_t *slots, uint32_t part) {
     const int64_t start = (int64_t)channel * j->row;
     const fs_window *w = &j->op->window;
     uint32_t n = 0, c = 0, ky = 0, kx = 0, at = 0;
+    int free = 0; /* the tap before is not the second of a pair */
     for (; j->more && j->walk.index < start + j->row; j->more = fs_walk_next(&j->walk), n++) {
         const uint32_t index = (uint32_t)(j->walk.index - start);
         if (slots) {
@@ -191,7 +193,7 @@ static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, int32_t *offse
             continue;
         }
         if (j->flat) {
-            offsets[n] = (int32_t)(index * e->lanes);
+            offsets[n] = 4 * index * e->lanes;
             continue;
         }
         kx += index - at, at = index;
@@ -200,6 +202,8 @@ static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, int32_t *offse
             if (++ky == w->kh) ky = 0, c++;
         }
         offsets[n] = tap(e, j, c, ky, kx);
+        free = !(j->step && free && offsets[n] - offsets[n - 1] == j->step);
+        if (!free) offsets[n - 1] |= FS_WITH_NEXT;
     }
     return n;
 }
@@ -207,7 +211,7 @@ static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, int32_t *offse
 /* The offsets of a whole dense row. */
 static void list_all(fs_engine *e, const job *j) {
     const fs_window *w = &j->op->window;
-    int32_t *offset = e->offsets;
+    uint32_t *offset = e->offsets;
     for (uint32_t c = 0; c * w->kh * w->kw < j->row; c++)
         for (uint32_t ky = 0; ky < w->kh; ky++)
             for (uint32_t kx = 0; kx < w->kw; kx++)
@@ -375,7 +379,7 @@ static void compute(fs_engine *e, const job *j, crew *c, uint32_t block) {
 }
 
 /* What run i computes with, but for its weights. */
-static void set_run(fs_engine *e, const job *j, crew *c, uint32_t i, const int32_t *offsets, uint32_t taps) {
+static void set_run(fs_engine *e, const job *j, crew *c, uint32_t i, const uint32_t *offsets, uint32_t taps) {
     const fs_run run = {.offsets = offsets, .taps = taps};
     c->runs[i] = run;
     for (uint32_t m = 0; m < c->results && j->op->flags & 1; m++)
@@ -396,6 +400,7 @@ static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t c
     const uint32_t all = j->batch->directions, most = most_runs(e, j, shared && all >= PART ? PART : 1);
     crew c = {.group = group};
     uint32_t total = 0;
+    j->step = fs_is_wide(e) && j->width > 1 && !(shared && all >= PART) ? 4 * j->op->window.sw * e->lanes : 0;
     do {
         fs_run *r = &c.runs[c.count];
         r->taps = list_taps(e, j, channel + c.count++, e->offsets + total, NULL, 0);

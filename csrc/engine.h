@@ -38,7 +38,7 @@ struct fs_engine {
     size_t high_water, arena_bytes;
     fs_place *places; /* n_ops + 1 */
     fs_step *steps;   /* n_ops */
-    int32_t *offsets; /* tap lists */
+    uint32_t *offsets; /* tap lists */
     uint32_t taps_capacity;
     uint32_t *slots;
     float *weights, *row_values;

@@ -103,11 +103,15 @@ static inline const uint8_t *fs_structure_end(const fs_program *program) { retur
 /* The size of what a conv, then its pool, makes of a map; 0 if it does not fit. */
 int fs_conv_size(const fs_op *op, fs_size *s);
 int fs_pool_size(const fs_op *op, fs_size *s);
+/* Bit of an offset, which is in bytes and so a multiple of four: what this tap reads for one vector the next reads for the
+ * vector before it, and both share the loads. */
+enum { FS_WITH_NEXT = 1 };
+
 /* What one tap list gives: `m` (1 or 4) results, each of `rows` (1 or 2) rows of `n` vectors.
  * out[r][out_at + y * out_row + i * out_step] =
- *     act(bias[r] + sum over taps t of weights[t * m + r] * in[offsets[t] + y * in_row + i * in_step]) */
+ *     act(bias[r] + sum over taps t of weights[t * m + r] * in[offsets[t] / 4 + y * in_row + i * in_step]) */
 typedef struct {
-    const int32_t *offsets;
+    const uint32_t *offsets; /* in bytes; FS_WITH_NEXT only in `run1` */
     const float *weights;
     uint32_t taps;
     float bias[4]; /* m numbers */

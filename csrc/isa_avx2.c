@@ -8,6 +8,7 @@
 #define REGISTERS 12
 #define TILE1 12
 #define v_address(p) ((void)0)
+#define v_once(v) __asm__("" : "+x"(v))
 #define v_load _mm256_loadu_ps
 #define v_store _mm256_storeu_ps
 #define v_set1 _mm256_set1_ps
