@@ -32,6 +32,16 @@ typedef struct {
     uint32_t group;
 } crew;
 
+/* Of each tap list. Without vectors the compiler knows that it is one. */
+static uint32_t results_of(const crew *c) {
+#ifdef FS_VECTORS
+    return c->results;
+#else
+    (void)c;
+    return 1;
+#endif
+}
+
 typedef struct {
     const fs_op *op;
     const fs_batch *batch;
@@ -222,15 +232,15 @@ static void list_all(fs_engine *e, const job *j) {
 
 /* A row goes straight to its tensor unless it is pooled, or vectors would write beyond it. */
 static int is_direct(const fs_engine *e, const job *j) {
-    const uint32_t vector = e->isa->width;
+    const uint32_t vector = fs_vector(e->isa);
     return !j->op->pool && ((vector && e->lanes % vector == 0) || (size_t)j->width * e->lanes % FS_MAX_LANES == 0);
 }
 
 /* `width` positions of a row (or of two) of all runs. */
 static void compute_row(const fs_engine *e, const job *j, const crew *c, fs_rows s, uint32_t width) {
     const fs_isa *isa = e->isa;
-    const uint32_t lanes = e->lanes, vector = isa->width, stride = j->op->window.sw;
-    void (*run)(const fs_rows *, const fs_run *, uint32_t) = c->results == PART ? isa->run4 : isa->run1;
+    const uint32_t lanes = e->lanes, vector = fs_vector(isa), stride = j->op->window.sw;
+    void (*run)(const fs_rows *, const fs_run *, uint32_t) = results_of(c) == PART ? isa->run4 : isa->run1;
     if (vector && lanes % vector == 0) {
         s.in_step = (ptrdiff_t)(stride * lanes), s.out_step = lanes, s.n = width;
         for (uint32_t l = 0; l < lanes; l += vector, s.in += vector, s.out_at += vector) run(&s, c->runs, c->count);
@@ -267,11 +277,11 @@ static uint32_t pool_ready(const fs_engine *e, const job *j, const crew *c, uint
         if (pool_span(j->op, done, j->height, w->kh, w->sh, w->ph).end > computed) break;
         fs_lap((uint32_t)(j->out - e->places) - 1);
         fs_pooled maps[PART]; /* most_runs */
-        for (uint32_t i = 0; i < c->count * c->results; i++) {
-            const uint32_t at = i / c->results, m = i % c->results;
+        for (uint32_t i = 0; i < c->count * results_of(c); i++) {
+            const uint32_t at = i / results_of(c), m = i % results_of(c);
             maps[i].in = c->runs[at].out[m], maps[i].out = result_row(e, j, c, block, at, m, done);
         }
-        fs_pool_row(e, j->op, &from, maps, c->count * c->results, done, j->out->w);
+        fs_pool_row(e, j->op, &from, maps, c->count * results_of(c), done, j->out->w);
         fs_lap(FS_TIME_POOL);
     }
     return done;
@@ -292,8 +302,8 @@ static void compute_runs(const fs_engine *e, const job *j, const crew *c, uint32
     }
     compute_row(e, j, c, s, width);
     if (direct && j->op->act <= FS_ACT_HARDSWISH) return;
-    for (uint32_t i = 0; i < c->count * c->results * rows; i++) {
-        const uint32_t at = i / rows / c->results, m = i / rows % c->results, row = i % rows;
+    for (uint32_t i = 0; i < c->count * results_of(c) * rows; i++) {
+        const uint32_t at = i / rows / results_of(c), m = i / rows % results_of(c), row = i % rows;
         float *made = c->runs[at].out[m] + s.out_at + (ptrdiff_t)row * s.out_row;
         fs_activate(e, j->op, made, (size_t)width * e->lanes);
         if (!direct && !j->op->pool)
@@ -305,7 +315,8 @@ static void compute_runs(const fs_engine *e, const job *j, const crew *c, uint32
 static void compute_columns(fs_engine *e, const job *j, const crew *c, uint32_t block, const float *in, uint32_t first,
                             uint32_t width) {
     const fs_op *op = j->op;
-    const int pairs = c->results == 1 && e->isa->width && (e->lanes % e->isa->width == 0 || op->window.sw == 1);
+    const uint32_t vector = fs_vector(e->isa);
+    const int pairs = results_of(c) == 1 && vector && (e->lanes % vector == 0 || op->window.sw == 1);
     uint32_t pooled = 0;
     for (uint32_t y = 0, rows; y < j->height; y += rows) {
         uint32_t top = y * op->window.sh;
@@ -335,7 +346,7 @@ static uint32_t band(const fs_engine *e, const job *j) {
 /* All rows. Where they go straight to their tensor, a band of columns is computed from top to bottom before the next:
  * its input rows then stay in the first cache from pair to pair. */
 static void compute_rows(fs_engine *e, const job *j, const crew *c, uint32_t block, const float *in) {
-    const int banded = is_direct(e, j) && !is_streamed(e, j) && e->isa->width && e->lanes % e->isa->width == 0;
+    const int banded = is_direct(e, j) && !is_streamed(e, j) && fs_is_wide(e);
     const uint32_t most = banded ? band(e, j) : j->width, bands = (j->width + most - 1) / most;
     for (uint32_t b = 0, first = 0, end; b < bands; b++, first = end) {
         end = (uint32_t)fs_even_cut(j->width, bands, b + 1);
@@ -346,20 +357,20 @@ static void compute_rows(fs_engine *e, const job *j, const crew *c, uint32_t blo
 /* A result of a single position (a linear layer): the blocks of the batch are its row. */
 static void compute_blocks(const fs_engine *e, const job *j, const crew *c, const float *in) {
     const fs_isa *isa = e->isa;
-    const uint32_t lanes = e->lanes, blocks = j->batch->blocks;
+    const uint32_t lanes = e->lanes, vector = fs_vector(isa), blocks = j->batch->blocks;
     const ptrdiff_t step = (ptrdiff_t)e->block_floats;
     fs_rows s = {.in = in, .rows = 1, .act = j->op->act, .in_step = step, .out_step = step, .n = blocks};
-    if (isa->width && lanes % isa->width == 0)
-        for (uint32_t l = 0; l < lanes; l += isa->width, s.in += isa->width, s.out_at += isa->width)
-            (c->results == PART ? isa->run4 : isa->run1)(&s, c->runs, c->count);
+    if (vector && lanes % vector == 0)
+        for (uint32_t l = 0; l < lanes; l += vector, s.in += vector, s.out_at += vector)
+            (results_of(c) == PART ? isa->run4 : isa->run1)(&s, c->runs, c->count);
     else if (lanes == 1) isa->scalar(&s, c->runs);
     else {
         s.in_step = s.out_step = 1, s.n = lanes;
         for (uint32_t b = 0; b < blocks; b++, s.in += step, s.out_at += step) isa->scalar(&s, c->runs);
     }
-    for (uint32_t i = 0; i < c->count * c->results; i++)
+    for (uint32_t i = 0; i < c->count * results_of(c); i++)
         for (uint32_t b = 0; b < blocks; b++)
-            fs_activate(e, j->op, c->runs[i / c->results].out[i % c->results] + b * e->block_floats, lanes);
+            fs_activate(e, j->op, c->runs[i / results_of(c)].out[i % results_of(c)] + b * e->block_floats, lanes);
 }
 
 /* Everything that the crew's tap lists give: all blocks, or the one that is streamed. */
@@ -369,8 +380,8 @@ static void compute(fs_engine *e, const job *j, crew *c, uint32_t block) {
     const uint32_t end = streamed || single ? block + 1 : j->batch->blocks;
     for (uint32_t b = block; b < end; b++) {
         const float *in = (streamed ? e->window : fs_tensor(e, j->in, c->directions[0], b)) + in_group;
-        for (uint32_t i = 0; i < c->count * c->results; i++) {
-            const uint32_t at = i / c->results, m = i % c->results;
+        for (uint32_t i = 0; i < c->count * results_of(c); i++) {
+            const uint32_t at = i / results_of(c), m = i % results_of(c);
             c->runs[at].out[m] = single || is_direct(e, j) ? result_row(e, j, c, b, at, m, 0) : row_in_flight(e, i);
         }
         if (single) compute_blocks(e, j, c, in);
@@ -382,7 +393,7 @@ static void compute(fs_engine *e, const job *j, crew *c, uint32_t block) {
 static void set_run(fs_engine *e, const job *j, crew *c, uint32_t i, const uint32_t *offsets, uint32_t taps) {
     const fs_run run = {.offsets = offsets, .taps = taps};
     c->runs[i] = run;
-    for (uint32_t m = 0; m < c->results && j->op->flags & 1; m++)
+    for (uint32_t m = 0; m < results_of(c) && j->op->flags & 1; m++)
         c->runs[i].bias[m] = *fs_parameters(e, c->directions[m], j->bias + c->channels[i][m], 1);
 }
 

@@ -61,8 +61,21 @@ static inline uint32_t fs_op_values(const fs_op *op, uint32_t channels) {
     return op->kind == FS_NORM && parameters ? 2 * channels : 0;
 }
 
+/* Floats of a vector; 0 where there are none, which a build without vectors knows: it then drops all that is for them. */
+static inline uint32_t fs_vector(const fs_isa *isa) {
+#ifdef FS_VECTORS
+    return isa->width;
+#else
+    (void)isa;
+    return 0;
+#endif
+}
+
 /* Wide: several results share their input in registers. */
-static inline int fs_is_wide(const fs_engine *e) { return e->isa->width && e->lanes >= e->isa->width; }
+static inline int fs_is_wide(const fs_engine *e) {
+    const uint32_t vector = fs_vector(e->isa);
+    return vector && e->lanes >= vector;
+}
 
 static inline size_t fs_row_floats(const fs_place *p, uint32_t lanes) {
     return ((size_t)p->w + 2 * p->border_w) * lanes;

@@ -7,6 +7,7 @@
 typedef struct {
     fs_place places[FS_MAX_OPS + 1];
     fs_step steps[FS_MAX_OPS];
+    const fs_isa *isa;
     uint16_t root[FS_MAX_OPS + 1], born[FS_MAX_OPS + 1], dies[FS_MAX_OPS + 1];
     uint32_t lanes, blocks, streamed, wide;
     uint32_t row_capacity, rows_in_flight, window_height, window_row, taps_capacity;
@@ -198,14 +199,14 @@ static fs_status make_draft(const fs_program *program, const fs_config *config, 
     const fs_isa *isa = choose_isa(config);
     if (!isa) return FS_BAD_CONFIG;
     /* As many as a vector has: maps are then as small as they can be, and stay in the caches. */
-    const uint32_t wide = isa->width ? isa->width : FS_MAX_LANES;
+    const uint32_t vector = fs_vector(isa), wide = vector ? vector : FS_MAX_LANES;
     const uint32_t lanes = config->lanes ? config->lanes : config->batch < wide ? 1 : wide;
     if (lanes > FS_MAX_LANES || lanes & (lanes - 1)) return FS_BAD_CONFIG;
     if (config->by_row > 1 || (config->by_row && config->directions != 1)) return FS_BAD_CONFIG;
     memset(d, 0, sizeof *d);
-    d->lanes = lanes;
+    d->isa = isa, d->lanes = lanes;
     d->blocks = (config->batch + lanes - 1) / lanes;
-    d->wide = isa->width && lanes >= isa->width;
+    d->wide = vector && lanes >= vector;
     d->streamed = is_streamed(program);
     draft_lives(program, d);
     draft_tensors(program, config, d);
@@ -254,7 +255,7 @@ fs_status fs_start(fs_engine **engine, const fs_program *program, const fs_confi
     uint8_t *at = arena;
     fs_engine *e = take(&at, sizeof *e);
     memset(e, 0, sizeof *e);
-    e->program = *program, e->isa = choose_isa(config);
+    e->program = *program, e->isa = d.isa;
     e->batch = config->batch, e->directions = config->directions, e->by_row = config->by_row;
     e->lanes = d.lanes, e->blocks = d.blocks, e->streamed = d.streamed;
     e->row_capacity = d.row_capacity, e->rows_in_flight = d.rows_in_flight;
