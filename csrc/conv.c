@@ -194,7 +194,7 @@ static uint32_t tap(const fs_engine *e, const job *j, uint32_t c, uint32_t ky, u
 static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *offsets, uint32_t *slots, uint32_t part) {
     const int64_t start = (int64_t)channel * j->row;
     const fs_window *w = &j->op->window;
-    uint32_t n = 0, c = 0, ky = 0, kx = 0, at = 0;
+    uint32_t n = 0;
     int free = 0; /* the tap before is not the second of a pair */
     for (; j->more && j->walk.index < start + j->row; j->more = fs_walk_next(&j->walk), n++) {
         const uint32_t index = (uint32_t)(j->walk.index - start);
@@ -206,12 +206,8 @@ static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *offs
             offsets[n] = 4 * index * e->lanes;
             continue;
         }
-        kx += index - at, at = index;
-        while (kx >= w->kw) {
-            kx -= w->kw;
-            if (++ky == w->kh) ky = 0, c++;
-        }
-        offsets[n] = tap(e, j, c, ky, kx);
+        const uint32_t row = index / w->kw; /* two divisions take less than counting up to the next weight */
+        offsets[n] = tap(e, j, row / w->kh, row % w->kh, index % w->kw);
         free = !(j->step && free && offsets[n] - offsets[n - 1] == j->step);
         if (!free) offsets[n - 1] |= FS_WITH_NEXT;
     }
@@ -236,25 +232,25 @@ static int is_direct(const fs_engine *e, const job *j) {
     return !j->op->pool && ((vector && e->lanes % vector == 0) || (size_t)j->width * e->lanes % FS_MAX_LANES == 0);
 }
 
-/* `width` positions of a row (or of two) of all runs. */
-static void compute_row(const fs_engine *e, const job *j, const crew *c, fs_rows s, uint32_t width) {
+/* `width` positions of a row (or of two) of all runs; `s` says where the first vector of them stands. */
+static void compute_row(const fs_engine *e, const job *j, const crew *c, fs_rows *s, uint32_t width) {
     const fs_isa *isa = e->isa;
     const uint32_t lanes = e->lanes, vector = fs_vector(isa), stride = j->op->window.sw;
     void (*run)(const fs_rows *, const fs_run *, uint32_t) = results_of(c) == PART ? isa->run4 : isa->run1;
     if (vector && lanes % vector == 0) {
-        s.in_step = (ptrdiff_t)(stride * lanes), s.out_step = lanes, s.n = width;
-        for (uint32_t l = 0; l < lanes; l += vector, s.in += vector, s.out_at += vector) run(&s, c->runs, c->count);
+        s->in_step = (ptrdiff_t)(stride * lanes), s->out_step = lanes, s->n = width;
+        for (uint32_t l = 0; l < lanes; l += vector, s->in += vector, s->out_at += vector) run(s, c->runs, c->count);
     } else if (vector && stride == 1) {
         /* Neighbouring positions are neighbours in memory: one long row. */
-        s.n = ((size_t)width * lanes + vector - 1) / vector;
-        s.in_step = s.out_step = vector;
-        run(&s, c->runs, c->count);
+        s->n = ((size_t)width * lanes + vector - 1) / vector;
+        s->in_step = s->out_step = vector;
+        run(s, c->runs, c->count);
     } else {
         const int joined = lanes == 1 || stride == 1;
-        s.n = joined ? (size_t)width * lanes : lanes;
-        s.in_step = lanes == 1 ? (ptrdiff_t)stride : 1, s.out_step = 1;
-        for (uint32_t x = 0; x < (joined ? 1 : width); x++, s.in += stride * lanes, s.out_at += lanes)
-            isa->scalar(&s, c->runs);
+        s->n = joined ? (size_t)width * lanes : lanes;
+        s->in_step = lanes == 1 ? (ptrdiff_t)stride : 1, s->out_step = 1;
+        for (uint32_t x = 0; x < (joined ? 1 : width); x++, s->in += stride * lanes, s->out_at += lanes)
+            isa->scalar(s, c->runs);
     }
 }
 
@@ -300,11 +296,12 @@ static void compute_runs(const fs_engine *e, const job *j, const crew *c, uint32
         s.out_at = (ptrdiff_t)(y % e->rows_in_flight) * row;
         s.out_row = (ptrdiff_t)((y + 1) % e->rows_in_flight) * row - s.out_at;
     }
-    compute_row(e, j, c, s, width);
-    if (direct && j->op->act <= FS_ACT_HARDSWISH) return;
+    const ptrdiff_t out_at = s.out_at;
+    compute_row(e, j, c, &s, width);
+    if ((direct || j->op->pool) && j->op->act <= FS_ACT_HARDSWISH) return;
     for (uint32_t i = 0; i < c->count * results_of(c) * rows; i++) {
         const uint32_t at = i / rows / results_of(c), m = i / rows % results_of(c), row = i % rows;
-        float *made = c->runs[at].out[m] + s.out_at + (ptrdiff_t)row * s.out_row;
+        float *made = c->runs[at].out[m] + out_at + (ptrdiff_t)row * s.out_row;
         fs_activate(e, j->op, made, (size_t)width * e->lanes);
         if (!direct && !j->op->pool)
             memcpy(result_row(e, j, c, block, at, m, y + row), made, 4 * (size_t)width * e->lanes);

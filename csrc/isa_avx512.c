@@ -9,6 +9,7 @@
 #define TILE1 14
 #define v_address(p) ((void)0)
 #define v_once(v) __asm__("" : "+v"(v))
+#define v_accumulate(sum, a, b) ((sum) = v_fma((a), (b), (sum)))
 #define v_load _mm512_loadu_ps
 #define v_store _mm512_storeu_ps
 #define v_set1 _mm512_set1_ps

@@ -6,6 +6,7 @@
  *     REGISTERS   results that stay in registers
  *     TILE1       the most of them that one row is cut into
  *     v_once      keeps a vector that was loaded in a register, where the compiler would load it for every use
+ *     v_accumulate(sum, a, b): sum += a * b, fused, in the register that the sum is in
  *     v_address   keeps a pointer in a register of its own, where the compiler would compute it for every load
  *
  * Only v_fma fuses; everything else is compiled with contraction off, so that all instruction sets give
@@ -62,8 +63,8 @@ INLINE void tile(const fs_rows *s, const fs_run *r, const int M, const int ROWS,
                 for (int y = 0; y < ROWS; y++) {
                     VEC v = v_load(rows[y] + x * in_step);
                     v_once(v);
-                    if (x < X) acc[0][y][x] = v_fma(w, v, acc[0][y][x]);
-                    if (x) acc[0][y][x - 1] = v_fma(next, v, acc[0][y][x - 1]);
+                    if (x < X) v_accumulate(acc[0][y][x], w, v);
+                    if (x) v_accumulate(acc[0][y][x - 1], next, v);
                 }
             offset++, weight++;
             continue;
@@ -303,17 +304,20 @@ TARGET static void pixels(float *out, const uint8_t *in, size_t n, float scale, 
 /* Windows of WIDTH lanes; `part` is the first lane. */
 INLINE void pool_vectors(float *out, const float *in, const size_t *rows, const fs_pooling *p, const uint32_t n_rows,
                          const uint32_t columns, const int max) {
-    for (uint32_t part = 0; part < p->lanes; part += WIDTH)
-        for (uint32_t i = 0; i < p->windows; i++) {
-            const size_t at = (size_t)i * p->stride * p->lanes + part;
-            VEC best = max ? v_load(in + rows[0] + at) : v_set1(0.0f);
+    const size_t lanes = p->lanes, step = p->stride * lanes, size = p->windows * lanes;
+    const VEC factor = v_set1(p->factor);
+    for (uint32_t part = 0; part < lanes; part += WIDTH) {
+        const float *from = in + part;
+        for (size_t at = part; at < size; at += lanes, from += step) {
+            VEC best = max ? v_load(from + rows[0]) : v_set1(0.0f);
             for (uint32_t y = 0; y < n_rows; y++)
-                for (uint32_t x = 0; x < columns; x++) {
-                    const VEC v = v_load(in + rows[y] + at + (size_t)x * p->lanes);
+                for (uint32_t x = max && !y; x < columns; x++) {
+                    const VEC v = v_load(from + rows[y] + x * lanes);
                     best = max ? v_max(v, best) : v_add(best, v);
                 }
-            v_store(out + (size_t)i * p->lanes + part, max ? best : v_mul(best, v_set1(p->factor)));
+            v_store(out + at, max ? best : v_mul(best, factor));
         }
+    }
 }
 
 #endif
@@ -336,7 +340,10 @@ TARGET static void pool(float *out, const float *in, const size_t *rows, const f
     if (!fs_has(FS_LAYER_POOL)) return;
 #ifdef VEC
     if (p->lanes % WIDTH == 0) {
-        if (p->max && p->rows == 2 && p->columns == 2) pool_vectors(out, in, rows, p, 2, 2, 1);
+        if (p->max && p->rows == 2 && p->columns == 2) {
+            const size_t both[2] = {rows[0], rows[1]}; /* which no result overwrites */
+            pool_vectors(out, in, both, p, 2, 2, 1);
+        }
         else pool_vectors(out, in, rows, p, p->rows, p->columns, p->max);
         return;
     }

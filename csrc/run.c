@@ -5,17 +5,25 @@
 
 /* ---- ops other than conv ---- */
 
+/* Borders are short and many: calls of memset would take longer than what they do. */
+static void zero_few(float *at, size_t n) {
+#ifdef FS_VECTORS
+    for (; n >= FS_MAX_LANES; n -= FS_MAX_LANES, at += FS_MAX_LANES) memset(at, 0, 4 * FS_MAX_LANES);
+    if (!n) return;
+#endif
+    memset(at, 0, 4 * n);
+}
+
 static void zero_border(const fs_engine *e, const fs_place *p, float *tensor) {
-    const size_t row = fs_row_floats(p, e->lanes), side = (size_t)p->border_w * e->lanes;
+    /* What is right of a row and left of the next lies side by side. */
+    const size_t row = fs_row_floats(p, e->lanes), sides = 2 * (size_t)p->border_w * e->lanes;
+    const size_t above = p->border_h * row + sides / 2;
     for (uint32_t c = 0; c < p->c; c++) {
-        float *channel = tensor + c * fs_channel_floats(p, e->lanes);
-        memset(channel, 0, 4 * p->border_h * row);
-        memset(channel + (p->border_h + (size_t)p->h) * row, 0, 4 * p->border_h * row);
-        for (uint32_t y = 0; side && y < p->h; y++) {
-            float *at = channel + (p->border_h + (size_t)y) * row;
-            memset(at, 0, 4 * side);
-            memset(at + row - side, 0, 4 * side);
-        }
+        float *at = tensor + c * fs_channel_floats(p, e->lanes);
+        memset(at, 0, 4 * above);
+        at += above + row - sides;
+        for (uint32_t y = 1; y < p->h; y++, at += row) zero_few(at, sides);
+        memset(at, 0, 4 * above);
     }
 }
 
