@@ -129,6 +129,11 @@ static const uint8_t *image(const fs_batch *batch, uint32_t number) {
     return batch->samples->images + (size_t)(batch->first + at) * batch->samples->stride;
 }
 
+static void interleave(uint8_t *to, const uint8_t *const *from, size_t n, uint32_t lanes) {
+    for (size_t i = 0; i < n; i++, to += lanes)
+        for (uint32_t l = 0; l < lanes; l++) to[l] = from[l][i];
+}
+
 /* Bytes of a block's images side by side: [pixel][lane]. */
 void fs_load_block(fs_engine *e, const fs_batch *batch, uint32_t block) {
     const size_t n = (size_t)e->program.channels * e->program.height * e->program.width;
@@ -136,13 +141,17 @@ void fs_load_block(fs_engine *e, const fs_batch *batch, uint32_t block) {
     if (e->lanes == 1) return;
     const uint8_t *from[FS_MAX_LANES];
     for (uint32_t l = 0; l < e->lanes; l++) from[l] = image(batch, block * e->lanes + l);
-    uint8_t *to = e->pixels;
-    if (e->lanes == 16)
-        for (size_t i = 0; i < n; i++, to += 16)
-            for (uint32_t l = 0; l < 16; l++) to[l] = from[l][i];
-    else
-        for (size_t i = 0; i < n; i++, to += e->lanes)
-            for (uint32_t l = 0; l < e->lanes; l++) to[l] = from[l][i];
+#ifdef FS_VECTORS
+    if (e->lanes == 8) {
+        interleave(e->pixels, from, n, 8);
+        return;
+    }
+    if (e->lanes == 16) {
+        interleave(e->pixels, from, n, 16);
+        return;
+    }
+#endif
+    interleave(e->pixels, from, n, e->lanes);
 }
 
 void fs_load_row(const fs_engine *e, const fs_batch *batch, uint32_t block, uint32_t c, uint32_t y, float *out) {
@@ -313,7 +322,7 @@ static void compute_columns(fs_engine *e, const job *j, const crew *c, uint32_t 
                             uint32_t width) {
     const fs_op *op = j->op;
     const uint32_t vector = fs_vector(e->isa);
-    const int pairs = results_of(c) == 1 && vector && (e->lanes % vector == 0 || op->window.sw == 1);
+    const int pairs = vector && (e->lanes % vector == 0 || op->window.sw == 1);
     uint32_t pooled = 0;
     for (uint32_t y = 0, rows; y < j->height; y += rows) {
         uint32_t top = y * op->window.sh;

@@ -154,6 +154,14 @@ typedef struct {
     double sum[FS_MAX_LANES], square[FS_MAX_LANES];
 } fs_moments;
 
+/* act(x * a + b), one a and b for each lane; where several images fill vectors also act(x * a + b + plus). */
+typedef struct {
+    const float *a, *b;
+    const float *plus; /* a map of the same size, or NULL */
+    size_t plus_pitch; /* from one of its rows to the next */
+    uint32_t act;
+} fs_affine;
+
 /* The inner loops, compiled once for each instruction set. */
 typedef struct {
     const char *name;
@@ -161,14 +169,14 @@ typedef struct {
     uint32_t band;                  /* vectors of a row that two rows of one result keep in registers; even */
     /* `count` runs, one after the other. */
     void (*run1)(const fs_rows *, const fs_run *runs, uint32_t count); /* one result, one or two rows: vectors */
-    void (*run4)(const fs_rows *, const fs_run *runs, uint32_t count); /* four that share their input, one row: vectors */
+    void (*run4)(const fs_rows *, const fs_run *runs, uint32_t count); /* four that share their input, one or two rows: vectors */
     void (*scalar)(const fs_rows *, const fs_run *);                   /* one result, one row: single numbers, any step */
     void (*pixels)(float *out, const uint8_t *in, size_t n, float scale, float shift);
     /* Row y of the windows begins rows[y] numbers after `in`. */
     void (*pool)(float *out, const float *in, const size_t *rows, const fs_pooling *pooling);
     /* Adds each of up to FS_CHAINS maps to moments of its own. */
     void (*sums)(const float *const *in, uint32_t count, const fs_map *map, fs_moments *moments);
-    void (*affine)(float *data, const fs_map *map, const float *a, const float *b, uint32_t act);
+    void (*affine)(float *data, const fs_map *map, const fs_affine *affine);
     void (*add)(float *out, const float *a, const float *b, size_t n, uint32_t act);
     void (*mul)(float *out, const float *a, const float *b, size_t n, size_t period, uint32_t act); /* b[i % period] */
     void (*act)(float *data, size_t n, uint32_t act, float slope); /* any activation, in place */

@@ -37,10 +37,10 @@ INLINE VEC activate(VEC x, uint32_t act) {
 /* M results of ROWS x X vectors each, all in registers while the taps go by. With M = 4 every input vector
  * that is loaded serves four fused multiply-adds, so the multipliers, not the loads, are the limit; with
  * M = 1 two rows share the reading of the tap list. */
-INLINE void tile(const fs_rows *s, const fs_run *r, const int M, const int ROWS, const int X, size_t first,
+INLINE void tile(const fs_rows *s, const fs_run *r, const int M, const int ROWS, const int X, uint32_t top, size_t first,
                  const ptrdiff_t in_step, const ptrdiff_t out_step) {
     VEC acc[4][2][14];
-    const float *in = s->in + (ptrdiff_t)first * in_step;
+    const float *in = s->in + top * s->in_row + (ptrdiff_t)first * in_step;
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
@@ -101,7 +101,7 @@ INLINE void tile(const fs_rows *s, const fs_run *r, const int M, const int ROWS,
     const uint32_t act = s->act;
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++) {
-        float *out = r->out[m] + s->out_at + (ptrdiff_t)first * out_step;
+        float *out = r->out[m] + s->out_at + top * s->out_row + (ptrdiff_t)first * out_step;
 #pragma GCC unroll 2
         for (int y = 0; y < ROWS; y++)
 #pragma GCC unroll 16
@@ -111,12 +111,13 @@ INLINE void tile(const fs_rows *s, const fs_run *r, const int M, const int ROWS,
 }
 
 /* The size of a tile must be known when it is compiled: one copy for each, in which all runs follow one another. */
-INLINE void sized_tiles(const fs_rows *s, const fs_run *runs, uint32_t count, const int M, const int ROWS, size_t n,
-                        size_t first, const ptrdiff_t in_step, const ptrdiff_t out_step) {
+INLINE void sized_tiles(const fs_rows *s, const fs_run *runs, uint32_t count, const int M, const int ROWS, uint32_t top,
+                        size_t n, size_t first, const ptrdiff_t in_step, const ptrdiff_t out_step) {
 #define OF(X)                                                                                 \
     case X:                                                                                   \
         if (M * ROWS * X <= REGISTERS || X <= 3)                                              \
-            for (const fs_run *r = runs; r < runs + count; r++) tile(s, r, M, ROWS, X, first, in_step, out_step); \
+            for (const fs_run *r = runs; r < runs + count; r++)                               \
+                tile(s, r, M, ROWS, X, top, first, in_step, out_step);                        \
         break
     switch (n) {
         OF(1); OF(2); OF(3); OF(4); OF(5); OF(6); OF(7); OF(8); OF(9); OF(10); OF(11); OF(12); OF(13); OF(14);
@@ -124,42 +125,39 @@ INLINE void sized_tiles(const fs_rows *s, const fs_run *runs, uint32_t count, co
 #undef OF
 }
 
-/* Rows are cut into tiles of nearly equal length, of one result of even length (28 vectors make 14 + 14, 10 make 6 + 4);
+/* Row `top`, or two from it on. Rows are cut into tiles of nearly equal length, of one result of even length (28 vectors make 14 + 14, 10 make 6 + 4);
  * steps known when it is compiled save address arithmetic. */
-INLINE void tiles(const fs_rows *s, const fs_run *runs, uint32_t count, const int M, const int ROWS, const size_t most) {
+INLINE void tiles(const fs_rows *s, const fs_run *runs, uint32_t count, const int M, const int ROWS, uint32_t top,
+                  const size_t most) {
     const size_t all = s->n, n = all <= most ? 1 : (all + most - 1) / most;
     const ptrdiff_t in_step = s->in_step, out_step = s->out_step;
     for (size_t t = 0, first = 0, end; t < n; t++, first = end) {
         end = n == 1 ? all : M == 1 ? fs_even_cut(all, n, t + 1) : all * (t + 1) / n;
         const size_t size = end - first;
-        if (in_step == WIDTH && out_step == WIDTH) sized_tiles(s, runs, count, M, ROWS, size, first, WIDTH, WIDTH);
-        else if (in_step == FS_MAX_LANES) sized_tiles(s, runs, count, M, ROWS, size, first, FS_MAX_LANES, out_step);
-        else sized_tiles(s, runs, count, M, ROWS, size, first, in_step, out_step);
+        if (in_step == WIDTH && out_step == WIDTH) sized_tiles(s, runs, count, M, ROWS, top, size, first, WIDTH, WIDTH);
+        else if (in_step == FS_MAX_LANES) sized_tiles(s, runs, count, M, ROWS, top, size, first, FS_MAX_LANES, out_step);
+        else sized_tiles(s, runs, count, M, ROWS, top, size, first, in_step, out_step);
     }
 }
 
 /* Functions of their own, not inlined: together they would be too much for the compiler's choice of registers. */
 __attribute__((noinline)) TARGET static void two_rows(const fs_rows *s, const fs_run *runs, uint32_t count) {
-    tiles(s, runs, count, 1, 2, REGISTERS / 2);
+    tiles(s, runs, count, 1, 2, 0, REGISTERS / 2);
 }
 
-__attribute__((noinline)) TARGET static void one_row(const fs_rows *s, const fs_run *runs, uint32_t count) {
-    tiles(s, runs, count, 1, 1, TILE1);
+__attribute__((noinline)) TARGET static void one_by_one(const fs_rows *s, const fs_run *runs, uint32_t count) {
+    for (uint32_t y = 0; y < s->rows; y++) tiles(s, runs, count, 1, 1, y, TILE1);
 }
 
 /* A row that fills the registers alone beats two that are cut: LeNet-5's second layer, rows of 10 on AVX2, takes 0.93 of
  * the time of 2 x 6 and 2 x 4. */
 TARGET static void run1(const fs_rows *s, const fs_run *runs, uint32_t count) {
-    if (s->rows == 2 && (s->n <= REGISTERS / 2 || s->n > TILE1)) {
-        two_rows(s, runs, count);
-        return;
-    }
-    fs_rows row = *s;
-    for (uint32_t y = 0; y < s->rows; y++, row.in += s->in_row, row.out_at += s->out_row) one_row(&row, runs, count);
+    if (s->rows == 2 && (s->n <= REGISTERS / 2 || s->n > TILE1)) two_rows(s, runs, count);
+    else one_by_one(s, runs, count);
 }
 
 TARGET static void run4(const fs_rows *s, const fs_run *runs, uint32_t count) {
-    tiles(s, runs, count, 4, 1, REGISTERS / 4);
+    for (uint32_t y = 0; y < s->rows; y++) tiles(s, runs, count, 4, 1, y, REGISTERS / 4);
 }
 
 #endif
@@ -394,33 +392,42 @@ TARGET static void sums(const float *const *in, uint32_t count, const fs_map *ma
 
 #ifdef VEC
 
-INLINE void affine_vectors(float *data, const fs_map *map, const float *a, const float *b, const uint32_t act) {
-    for (uint32_t part = 0; part < map->lanes; part += WIDTH) {
-        const VEC factor = v_load(a + part), shift = v_load(b + part);
+INLINE void affine_vectors(float *data, const fs_map *map, const fs_affine *f, const int plus, const uint32_t act) {
+    const size_t lanes = map->lanes, n = map->n * lanes;
+    for (uint32_t part = 0; part < lanes; part += WIDTH) {
+        const VEC factor = v_load(f->a + part), shift = v_load(f->b + part);
         for (uint32_t y = 0; y < map->rows; y++) {
             float *x = data + y * map->pitch + part;
-            for (uint32_t i = 0; i < map->n; i++, x += map->lanes)
-                v_store(x, activate(v_add(v_mul(v_load(x), factor), shift), act));
+            const float *other = plus ? f->plus + y * f->plus_pitch + part : x;
+            for (size_t i = 0; i < n; i += lanes) {
+                const VEC v = v_add(v_mul(v_load(x + i), factor), shift);
+                v_store(x + i, activate(plus ? v_add(v, v_load(other + i)) : v, act));
+            }
         }
     }
 }
 
+INLINE void affine_act(float *data, const fs_map *map, const fs_affine *f, const int plus) {
+    if (f->act == FS_ACT_RELU) affine_vectors(data, map, f, plus, FS_ACT_RELU);
+    else if (f->act == FS_ACT_NONE) affine_vectors(data, map, f, plus, FS_ACT_NONE);
+    else affine_vectors(data, map, f, plus, f->act);
+}
+
 #endif
 
-TARGET static void affine(float *data, const fs_map *map, const float *a, const float *b, uint32_t act) {
+TARGET static void affine(float *data, const fs_map *map, const fs_affine *f) {
     if (!fs_has(FS_LAYER_BATCH_NORM) && !fs_has(FS_LAYER_GROUP_NORM)) return;
 #ifdef VEC
     if (map->lanes % WIDTH == 0) {
-        if (act == FS_ACT_RELU) affine_vectors(data, map, a, b, FS_ACT_RELU);
-        else if (act == FS_ACT_NONE) affine_vectors(data, map, a, b, FS_ACT_NONE);
-        else affine_vectors(data, map, a, b, act);
+        if (f->plus) affine_act(data, map, f, 1);
+        else affine_act(data, map, f, 0);
         return;
     }
 #endif
     for (uint32_t y = 0; y < map->rows; y++) {
         float *x = data + y * map->pitch;
         for (uint32_t i = 0; i < map->n; i++, x += map->lanes)
-            for (uint32_t l = 0; l < map->lanes; l++) x[l] = activate1(x[l] * a[l] + b[l], act);
+            for (uint32_t l = 0; l < map->lanes; l++) x[l] = activate1(x[l] * f->a[l] + f->b[l], f->act);
     }
 }
 

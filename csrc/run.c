@@ -104,22 +104,59 @@ static fs_map map_of(const fs_engine *e, const fs_place *p) {
     return map;
 }
 
+/* A norm, and the add behind it where both are one pass over the map. */
+typedef struct {
+    const fs_op *op, *add; /* add: NULL where there is none */
+    uint32_t number;       /* of the norm */
+    const fs_place *place;
+    const fs_place *plus;  /* what is added */
+} norm;
+
+/* Without vectors the compiler knows that there is none. */
+static const fs_op *add_of(const norm *n) {
+#ifdef FS_VECTORS
+    return n->add;
+#else
+    (void)n;
+    return NULL;
+#endif
+}
+
+/* The activation, and its slope, are those of the last of both. */
+static const fs_op *last_of(const norm *n) { return add_of(n) ? add_of(n) : n->op; }
+
+/* Whether the norm `op` goes in one pass with the op behind it, which adds to its result in place. */
+static int find_add(const fs_engine *e, const fs_op *op, uint32_t number, uint32_t end, fs_op *add) {
+    if (!fs_has(FS_LAYER_ADD) || !fs_is_wide(e) || op->act || number + 1 >= end) return 0;
+    fs_read_op(&e->program, number + 1, add);
+    const fs_place *made = &e->places[number + 1], *sum = made + 1;
+    const int reads = (add->a == number + 1) != (add->b == number + 1);
+    return add->kind == FS_ADD && reads && !sum->fresh && sum->offset == made->offset;
+}
+
 /* y = x * a + b for one channel, with one mean and deviation (the root of variance + eps) per lane. */
-static void normalise(fs_engine *e, const fs_op *op, const fs_place *p, float *tensor, uint32_t d, uint32_t number,
-                      uint32_t c, const float *mean, const float *deviation) {
+static void normalise(fs_engine *e, const norm *n, uint32_t d, uint32_t block, uint32_t c, const float *mean,
+                      const float *deviation) {
+    const fs_place *p = n->place;
     float a[FS_MAX_LANES], b[FS_MAX_LANES];
     float gamma = 1.0f, beta = 0.0f;
-    if (op->flags & 1) {
-        gamma = *fs_parameters(e, d, e->steps[number].values + c, 1);
-        beta = *fs_parameters(e, d, e->steps[number].values + p->c + c, 1);
+    if (n->op->flags & 1) {
+        gamma = *fs_parameters(e, d, e->steps[n->number].values + c, 1);
+        beta = *fs_parameters(e, d, e->steps[n->number].values + p->c + c, 1);
     }
     for (uint32_t l = 0; l < e->lanes; l++) {
         a[l] = gamma / deviation[l];
         b[l] = beta - mean[l] * a[l];
     }
     const fs_map map = map_of(e, p);
-    e->isa->affine(fs_row(e, p, tensor, c, 0), &map, a, b, op->act);
-    for (uint32_t y = 0; y < p->h; y++) fs_activate(e, op, fs_row(e, p, tensor, c, y), (size_t)p->w * e->lanes);
+    fs_affine f = {.a = a, .b = b, .act = last_of(n)->act};
+    if (add_of(n)) {
+        f.plus = fs_row(e, n->plus, fs_tensor(e, n->plus, d, block), c, 0);
+        f.plus_pitch = fs_row_floats(n->plus, e->lanes);
+    }
+    float *tensor = fs_tensor(e, p, d, block);
+    e->isa->affine(fs_row(e, p, tensor, c, 0), &map, &f);
+    for (uint32_t y = 0; y < p->h; y++) fs_activate(e, last_of(n), fs_row(e, p, tensor, c, y), (size_t)p->w * e->lanes);
 }
 
 static void set_moments(double sum, double square, double n, float *mean, float *variance) {
@@ -130,7 +167,9 @@ static void set_moments(double sum, double square, double n, float *mean, float 
 
 static float deviation_of(float variance, const fs_op *op) { return fs_sqrt(variance + op->number); }
 
-static void group_norm(fs_engine *e, const fs_op *op, const fs_place *p, uint32_t d, uint32_t block, uint32_t number) {
+static void group_norm(fs_engine *e, const norm *n, uint32_t d, uint32_t block) {
+    const fs_op *op = n->op;
+    const fs_place *p = n->place;
     float *tensor = fs_tensor(e, p, d, block);
     const fs_map map = map_of(e, p);
     const uint32_t channels = p->c / op->groups;
@@ -150,7 +189,7 @@ static void group_norm(fs_engine *e, const fs_op *op, const fs_place *p, uint32_
                 deviation[l] = deviation_of(deviation[l], op);
             }
             for (uint32_t c = 0; c < channels; c++)
-                normalise(e, op, p, tensor, d, number, (group + i) * channels + c, mean, deviation);
+                normalise(e, n, d, block, (group + i) * channels + c, mean, deviation);
         }
     }
 }
@@ -170,9 +209,9 @@ static void batch_moments(const fs_engine *e, const fs_place *p, const fs_batch 
     set_moments(sum, square, (double)batch->images * p->h * p->w, mean, variance);
 }
 
-static void batch_norm(fs_engine *e, const fs_op *op, const fs_place *p, const fs_batch *batch, uint32_t d,
-                       uint32_t number) {
-    const uint32_t at = e->steps[number].stats;
+static void batch_norm(fs_engine *e, const norm *n, const fs_batch *batch, uint32_t d) {
+    const fs_place *p = n->place;
+    const uint32_t at = e->steps[n->number].stats;
     for (uint32_t c = 0; c < p->c; c++) {
         float mean[FS_MAX_LANES], deviation[FS_MAX_LANES], variance;
         if (e->stats) mean[0] = e->stats[at + c], variance = e->stats[at + p->c + c];
@@ -182,19 +221,28 @@ static void batch_norm(fs_engine *e, const fs_op *op, const fs_place *p, const f
             e->stats_out[at + c] += share * mean[0];
             e->stats_out[at + p->c + c] += share * variance;
         }
-        deviation[0] = deviation_of(variance, op);
+        deviation[0] = deviation_of(variance, n->op);
         for (uint32_t l = 1; l < e->lanes; l++) mean[l] = mean[0], deviation[l] = deviation[0];
         for (uint32_t block = 0; block < batch->blocks; block++)
-            normalise(e, op, p, fs_tensor(e, p, d, block), d, number, c, mean, deviation);
+            normalise(e, n, d, block, c, mean, deviation);
     }
 }
 
-static void norm_op(fs_engine *e, const fs_op *op, uint32_t number, const fs_batch *batch, uint32_t d) {
-    const fs_place *in = &e->places[op->a], *out = &e->places[number + 1];
-    for (uint32_t b = 0; out->fresh && b < batch->blocks; b++) copy_into(e, in, out, d, b, 0, 0, 0);
-    if (fs_has(FS_LAYER_BATCH_NORM) && !op->groups) batch_norm(e, op, out, batch, d, number);
+static void norm_op(fs_engine *e, const norm *n, const fs_batch *batch, uint32_t d) {
+    const fs_place *in = &e->places[n->op->a];
+    for (uint32_t b = 0; n->place->fresh && b < batch->blocks; b++) copy_into(e, in, n->place, d, b, 0, 0, 0);
+    if (fs_has(FS_LAYER_BATCH_NORM) && !n->op->groups) batch_norm(e, n, batch, d);
     else if (fs_has(FS_LAYER_GROUP_NORM))
-        for (uint32_t b = 0; b < batch->blocks; b++) group_norm(e, op, out, d, b, number);
+        for (uint32_t b = 0; b < batch->blocks; b++) group_norm(e, n, d, b);
+}
+
+/* A norm for all directions; returns how many ops that were. */
+static uint32_t norm_ops(fs_engine *e, const fs_op *op, uint32_t number, uint32_t end, const fs_batch *batch) {
+    fs_op add;
+    norm n = {.op = op, .number = number, .place = &e->places[number + 1]};
+    if (find_add(e, op, number, end, &add)) n.add = &add, n.plus = &e->places[add.a == number + 1 ? add.b : add.a];
+    for (uint32_t d = 0; d < batch->directions; d++) norm_op(e, &n, batch, d);
+    return add_of(&n) ? 2 : 1;
 }
 
 /* ---- a batch ---- */
@@ -211,29 +259,23 @@ static void forward(fs_engine *e, const fs_batch *batch, uint32_t first, uint32_
     e->own = first ? e->places + first + 1 : e->places;
     if (!e->streamed && !first) materialise_image(e, batch);
     fs_lap(FS_TIME_IMAGES);
-    for (uint32_t i = first; i < end; i++) {
+    for (uint32_t i = first, some; i < end; i += some) {
         fs_op op;
         fs_read_op(&e->program, i, &op);
         const fs_place *in = &e->places[op.a], *out = &e->places[i + 1];
+        some = 1;
         note_high_water(e, out, batch);
         zero_borders(e, out, batch);
-        if (op.kind == FS_CONV) {
-            fs_conv(e, i, &op, batch);
-            fs_lap(i);
-            continue;
-        }
-        for (uint32_t d = 0; d < batch->directions; d++) {
-            if ((fs_has(FS_LAYER_BATCH_NORM) || fs_has(FS_LAYER_GROUP_NORM)) && op.kind == FS_NORM) {
-                norm_op(e, &op, i, batch, d);
-                continue;
-            }
+        if (op.kind == FS_CONV) fs_conv(e, i, &op, batch);
+        else if ((fs_has(FS_LAYER_BATCH_NORM) || fs_has(FS_LAYER_GROUP_NORM)) && op.kind == FS_NORM)
+            some = norm_ops(e, &op, i, end, batch);
+        else for (uint32_t d = 0; d < batch->directions; d++)
             for (uint32_t b = 0; b < batch->blocks; b++) {
                 if (fs_has(FS_LAYER_POOL) && op.kind == FS_POOL) pool_op(e, &op, in, out, d, b);
                 else if (fs_has(FS_LAYER_CAT) && op.kind == FS_CAT) cat_op(e, &op, out, d, b);
                 else if (fs_has(FS_LAYER_PAD) && op.kind == FS_PAD) pad_op(e, &op, out, d, b);
                 else row_op(e, &op, out, d, b);
             }
-        }
         fs_lap(i);
     }
 }
