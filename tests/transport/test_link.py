@@ -39,7 +39,7 @@ def eventually(condition):
 class Owner:
     """Somebody with a link, who notes all that it tells."""
 
-    def __init__(self, address, topics=(), *, will=None, client_id="owner", **credentials):
+    def __init__(self, address, topics=(), *, will=None, quiet=None, client_id="owner", **credentials):
         self.lines, self.messages, self.errors = [], queue.SimpleQueue(), queue.SimpleQueue()
         self.connections = 0
         self.link = Link(
@@ -51,6 +51,7 @@ class Owner:
             failed=self.errors.put,
             say=self.lines.append,
             will=will,
+            quiet=quiet,
         )
         self.link.start()
 
@@ -303,6 +304,21 @@ def test_links_spread_over_the_nodes_and_move_on_when_one_is_gone():
             assert owner.lines[1] == f"{nodes[0].url}: the connection was lost; trying again"
         # The others have noticed nothing.
         assert all(len(owner.lines) == 1 for owner in owners if owner not in moved)
+
+
+def test_a_quiet_link_to_a_cluster_hears_again_what_is_retained_and_to_a_single_broker_does_not(mosquitto):
+    (port,) = free_ports(1)
+    cluster = f"{mosquitto.url},mqtt://127.0.0.1:{port}"
+    with (
+        Owner(cluster, ["x"], quiet=0.2).up() as owner,
+        Owner(mosquitto.url, ["x"], client_id="one", quiet=0.2).up() as one,
+    ):
+        owner.link.publish("x", b"it is over", retain=True)
+        # The first was heard as it was published, the others because it was asked for.
+        assert [owner.next() for _ in range(3)] == [("x", b"it is over")] * 3
+        assert (owner.connections, len(owner.lines)) == (1, 1)
+        owner.link.publish("x", b"the last", retain=True)
+        assert [one.next(), one.next()] == [("x", b"it is over"), ("x", b"the last")]
 
 
 def test_no_address_answers_names_each_with_its_reason_in_one_line():

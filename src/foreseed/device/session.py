@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     Hook = Callable[[Sequence[Message]], None]
 
 
+_QUIET = 60.0
+"""Seconds without a message after which a device of a cluster asks whether it missed an announcement."""
+
+
 class Session:
     """Carries a member's messages to and from its topics, and tells the server whether its process is here."""
 
@@ -35,7 +39,7 @@ class Session:
         """Have the loop drive this session, until `close`; `say` takes a line for the user."""
         instance = self._instance.hex()
         subscriptions, will = [topics.ALL, topics.down(self._name, instance)], self._presence(False)[:2]
-        self._link = loop.connect(self, broker, f"{self._name}-{instance}", subscriptions, say, will)
+        self._link = loop.connect(self, broker, f"{self._name}-{instance}", subscriptions, say, will, _QUIET)
 
     def close(self) -> None:
         """Tell the server, and end the connection."""

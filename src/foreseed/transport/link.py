@@ -244,6 +244,7 @@ class Link:
         failed: Callable[[LinkError], None],
         say: Callable[[str], None],
         will: tuple[str, bytes] | None = None,
+        quiet: float | None = None,
     ) -> None:
         """Nothing is done before `start`.
 
@@ -251,10 +252,15 @@ class Link:
         once the broker has acknowledged the subscriptions. `failed(error)` ends the link: the broker, each node of it,
         refused us before it ever let us in (afterwards it may be its own mistake, and the link waits). `say(line)`
         tells a user about troubles and their end, one line for each. The `will` (topic, payload) is retained; the
-        broker publishes it if this process vanishes.
+        broker publishes it if this process vanishes. After `quiet` seconds without a message a link to a cluster
+        subscribes anew, and so hears what is retained: a node that has just come back may not have had it when it was
+        published.
         """
         self._broker, self._client_id, self._subscriptions, self._will = broker, client_id, subscriptions, will
         self._received, self._connected, self._failed, self._say = received, connected, failed, say
+        self._quiet = quiet if len(broker.addresses) > 1 else None
+        self._heard = 0.0
+        """When a message came last, or was last asked for."""
         self._client: Client | None = None
         self._connected_since: float | None = None
         self._was_connected = self._is_refused = False
@@ -358,8 +364,9 @@ class Link:
             client.connect(host.encode(), port, _KEEP_ALIVE)  # type: ignore[arg-type]
             if self._stopping.is_set():
                 client.disconnect()
-            while client.loop(_KEEP_ALIVE / 6) == 0:
-                pass
+            while client.loop(_KEEP_ALIVE / 6 if self._quiet is None else min(_KEEP_ALIVE / 6, self._quiet)) == 0:
+                if self._quiet is not None and self.is_connected and time.monotonic() >= self._heard + self._quiet:
+                    self._subscribe(client)
         except OSError as error:
             return self._refusal or self._reason(error), None
         finally:
@@ -399,9 +406,13 @@ class Link:
         elif reason.is_failure:
             self._refusal = f"it refused the connection ({reason})"
         elif self._subscriptions:
-            client.subscribe([(topic, self._broker.qos) for topic in self._subscriptions])
+            self._subscribe(client)
         else:
             self._set_connected()
+
+    def _subscribe(self, client: Client) -> None:
+        self._heard = time.monotonic()
+        client.subscribe([(topic, self._broker.qos) for topic in self._subscriptions])
 
     def _on_subscribe(self, client: Client, _: Any, mid: int, reasons: list[Any], properties: Any) -> None:
         for topic, reason in zip(self._subscriptions, reasons, strict=False):
@@ -409,7 +420,8 @@ class Link:
                 self._refusal, self._is_refused = f"it does not let this client read {topic}; check its ACL", True
                 client.disconnect()
                 return
-        self._set_connected()
+        if not self.is_connected:
+            self._set_connected()
 
     def _set_connected(self) -> None:
         self._connected_since, self._was_connected = time.monotonic(), True
@@ -417,6 +429,7 @@ class Link:
         self._connected()
 
     def _on_message(self, client: Client, _: Any, message: MQTTMessage) -> None:
+        self._heard = time.monotonic()
         self._received(message.topic, bytes(message.payload))
 
     def _on_log(self, client: Client, _: Any, level: int, line: str) -> None:

@@ -48,11 +48,13 @@ class Loop:
         subscriptions: list[str],
         say: Callable[[str], None],
         will: tuple[str, bytes] | None = None,
+        quiet: float | None = None,
     ) -> Link:
         """Start a link for a party (see `Link`), for the caller to stop."""
         inbox = self._inbox
         link = self._links[party] = Link(
-            broker, client_id, subscriptions, say=say, will=will, connected=lambda: inbox.put(party, CONNECTED),
+            broker, client_id, subscriptions, say=say, will=will, quiet=quiet,
+            connected=lambda: inbox.put(party, CONNECTED),
             received=lambda topic, payload: inbox.put_message(party, topic, payload),
             failed=lambda error: inbox.put(party, error),
         )  # fmt: skip
