@@ -444,18 +444,32 @@ static uint32_t single_channels(fs_engine *e, job *j, uint32_t group, uint32_t c
     return c.count;
 }
 
+/* Passes over `n` weights of a layer in which all live. */
+static void skip_taps(job *j, uint32_t n) {
+    j->more = n <= j->walk.left;
+    if (j->more) j->walk.index += n, j->walk.left -= n;
+}
+
+/* Four rows of weights side by side: the lists of a layer in which all live, which take no slots. */
+static void interleave_rows(float *to, const float *from, uint32_t row) {
+    for (uint32_t i = 0; i < row; i++)
+        for (uint32_t m = 0; m < PART; m++) to[PART * i + m] = from[m * row + i];
+}
+
 /* Fours of channels of a nearly dense layer, with zeros where one has no weight. Returns how many channels. */
 static uint32_t fours_of_channels(fs_engine *e, job *j, uint32_t group, uint32_t channel, uint32_t end) {
     const uint32_t left = (end - channel) / PART, room = e->taps_capacity / j->row, most = most_runs(e, j, PART);
     const uint32_t n = left < most && left < room ? left : most < room ? most : room;
+    const int whole = j->op->rice == FS_DENSE;
     crew c = {.count = n, .results = PART, .group = group};
-    uint32_t taps = 0;
+    uint32_t taps = whole ? PART * n * j->row : 0;
     for (uint32_t i = 0; i < PART * n; i++) {
         const uint32_t four = i / PART;
         c.channels[four][i % PART] = channel + i;
-        taps += list_taps(e, j, channel + i, NULL, e->slots + taps, four * PART * j->row + i % PART);
+        if (!whole) taps += list_taps(e, j, channel + i, NULL, e->slots + taps, four * PART * j->row + i % PART);
     }
-    memset(e->weights, 0, 4 * (size_t)PART * n * j->row);
+    if (whole) skip_taps(j, taps);
+    else memset(e->weights, 0, 4 * (size_t)PART * n * j->row);
     for (uint32_t d = 0; d < j->batch->directions; d++) {
         for (uint32_t m = 0; m < PART; m++) c.directions[m] = d;
         for (uint32_t i = 0; i < n; i++) {
@@ -463,7 +477,9 @@ static uint32_t fours_of_channels(fs_engine *e, job *j, uint32_t group, uint32_t
             c.runs[i].weights = e->weights + (size_t)i * PART * j->row;
         }
         const float *from = fs_parameters(e, d, j->weights, taps);
-        for (uint32_t t = 0; t < taps; t++) e->weights[e->slots[t]] = from[t];
+        for (uint32_t i = 0; whole && i < n; i++)
+            interleave_rows(e->weights + (size_t)i * PART * j->row, from + (size_t)i * PART * j->row, j->row);
+        for (uint32_t t = 0; !whole && t < taps; t++) e->weights[e->slots[t]] = from[t];
         compute(e, j, &c, 0);
     }
     j->weights += taps;
