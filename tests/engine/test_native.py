@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import threading
 from array import array
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from foreseed.engine import BudgetError, Directions, ForeseedError, Samples, SamplesError, ValuesError
-from foreseed.engine.native import NativeEngine, isa, perturb
+from foreseed.engine.native import NativeEngine, isa, isas, perturb
 from foreseed.models import build, compile
 from tests.engine.programs import programs
 
@@ -33,8 +36,6 @@ def lenet():
 
 
 def np_mask(rng, shape, share):
-    import torch
-
     flat = np.zeros(int(np.prod(shape)), bool)
     flat[rng.choice(flat.size, round(share * flat.size), replace=False)] = True
     return torch.from_numpy(flat.reshape(shape))
@@ -178,3 +179,34 @@ def test_nonsense_configurations_are_refused(lenet, how):
 def test_nonsense_directions_are_refused(how):
     with pytest.raises(ForeseedError):
         Directions(**{"seed": 1, "round": 1, "device": 1, "count": 1, **how})
+
+
+class Residual(nn.Module):
+    """Three sums: of a norm and what it was made of, the other way round, and of two norms; two with an activation."""
+
+    def __init__(self, norm, act):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+        self.norms = nn.ModuleList(norm() for _ in range(4))
+        self.acts = nn.ModuleList(act() for _ in range(2))
+        self.fc = nn.Linear(8 * 16 * 16, 10)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = self.acts[0](self.norms[0](self.convs[0](x)) + x)
+        x = x + self.norms[1](self.convs[1](x))
+        x = self.acts[1](self.norms[2](self.convs[2](x)) + self.norms[3](self.convs[3](x)))
+        return self.fc(torch.flatten(x, 1))
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.Hardswish, nn.SiLU, nn.Identity])
+@pytest.mark.parametrize("norm", [partial(nn.GroupNorm, 2, 8), partial(nn.BatchNorm2d, 8)], ids=["group", "batch"])
+def test_a_norm_and_the_add_behind_it_are_one_pass_to_the_same_bits(norm, act):
+    torch.manual_seed(0)
+    program, values = compile(Residual(norm, act), input_shape=(3, 32, 32))
+    samples = shard(21)
+    stats = NativeEngine(program, batch=21).batch_stats(values, samples) if program.n_stats else None
+    for name in isas():
+        one, wide = (NativeEngine(program, batch=batch, lanes=batch, isa=name) for batch in (1, 16))
+        assert wide.logits(values, samples, stats) == one.logits(values, samples, stats), name

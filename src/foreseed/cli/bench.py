@@ -32,7 +32,13 @@ def engine(
     images: Annotated[
         int | None, typer.Option(min=1, help="Images of a probe; few make short turns, for a machine that is shared.")
     ] = None,
-    layers: Annotated[bool, typer.Option("--layers", help="Where the engine's own time goes, layer by layer.")] = False,
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers",
+            help="Where the engine's own time goes, layer by layer (an add right behind a norm: in the norm).",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """How fast perturbed copies of a model are probed, beside PyTorch, ONNX Runtime and a matrix product.
