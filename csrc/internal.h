@@ -168,8 +168,8 @@ typedef struct {
     uint32_t width;                 /* floats of a vector */
     uint32_t band;                  /* vectors of a row that two rows of one result keep in registers; even */
     /* `count` runs, one after the other. */
-    void (*run1)(const fs_rows *, const fs_run *runs, uint32_t count); /* one result, one or two rows: vectors */
-    void (*run4)(const fs_rows *, const fs_run *runs, uint32_t count); /* four that share their input, one or two rows: vectors */
+    void (*run1)(const fs_rows *, const fs_run *runs, uint32_t count); /* one result: vectors, one or two rows */
+    void (*run4)(const fs_rows *, const fs_run *runs, uint32_t count); /* four that share their input: the same */
     void (*scalar)(const fs_rows *, const fs_run *);                   /* one result, one row: single numbers, any step */
     void (*pixels)(float *out, const uint8_t *in, size_t n, float scale, float shift);
     /* Row y of the windows begins rows[y] numbers after `in`. */

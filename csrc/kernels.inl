@@ -125,8 +125,8 @@ INLINE void sized_tiles(const fs_rows *s, const fs_run *runs, uint32_t count, co
 #undef OF
 }
 
-/* Row `top`, or two from it on. Rows are cut into tiles of nearly equal length, of one result of even length (28 vectors make 14 + 14, 10 make 6 + 4);
- * steps known when it is compiled save address arithmetic. */
+/* Row `top`, or two from it on, cut into tiles of nearly equal length, of one result of even length (28 vectors make
+ * 14 + 14, 10 make 6 + 4); steps known when it is compiled save address arithmetic. */
 INLINE void tiles(const fs_rows *s, const fs_run *runs, uint32_t count, const int M, const int ROWS, uint32_t top,
                   const size_t most) {
     const size_t all = s->n, n = all <= most ? 1 : (all + most - 1) / most;

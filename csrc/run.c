@@ -253,29 +253,35 @@ static void note_high_water(fs_engine *e, const fs_place *p, const fs_batch *bat
     if (bytes > e->high_water) e->high_water = bytes;
 }
 
+/* An op that looks at one block of one direction at a time. */
+static void block_op(const fs_engine *e, const fs_op *op, uint32_t number, uint32_t d, uint32_t b) {
+    const fs_place *out = &e->places[number + 1];
+    if (fs_has(FS_LAYER_POOL) && op->kind == FS_POOL) pool_op(e, op, &e->places[op->a], out, d, b);
+    else if (fs_has(FS_LAYER_CAT) && op->kind == FS_CAT) cat_op(e, op, out, d, b);
+    else if (fs_has(FS_LAYER_PAD) && op->kind == FS_PAD) pad_op(e, op, out, d, b);
+    else row_op(e, op, out, d, b);
+}
+
 /* Ops [first, end). From an op on that is not the first, all directions share what was made before it, by the first of
  * them. */
 static void forward(fs_engine *e, const fs_batch *batch, uint32_t first, uint32_t end) {
     e->own = first ? e->places + first + 1 : e->places;
     if (!e->streamed && !first) materialise_image(e, batch);
     fs_lap(FS_TIME_IMAGES);
-    for (uint32_t i = first, some; i < end; i += some) {
+    for (uint32_t i = first, done; i < end; i += done) {
         fs_op op;
         fs_read_op(&e->program, i, &op);
-        const fs_place *in = &e->places[op.a], *out = &e->places[i + 1];
-        some = 1;
-        note_high_water(e, out, batch);
-        zero_borders(e, out, batch);
-        if (op.kind == FS_CONV) fs_conv(e, i, &op, batch);
-        else if ((fs_has(FS_LAYER_BATCH_NORM) || fs_has(FS_LAYER_GROUP_NORM)) && op.kind == FS_NORM)
-            some = norm_ops(e, &op, i, end, batch);
-        else for (uint32_t d = 0; d < batch->directions; d++)
-            for (uint32_t b = 0; b < batch->blocks; b++) {
-                if (fs_has(FS_LAYER_POOL) && op.kind == FS_POOL) pool_op(e, &op, in, out, d, b);
-                else if (fs_has(FS_LAYER_CAT) && op.kind == FS_CAT) cat_op(e, &op, out, d, b);
-                else if (fs_has(FS_LAYER_PAD) && op.kind == FS_PAD) pad_op(e, &op, out, d, b);
-                else row_op(e, &op, out, d, b);
-            }
+        done = 1;
+        note_high_water(e, &e->places[i + 1], batch);
+        zero_borders(e, &e->places[i + 1], batch);
+        if (op.kind == FS_CONV) {
+            fs_conv(e, i, &op, batch);
+        } else if ((fs_has(FS_LAYER_BATCH_NORM) || fs_has(FS_LAYER_GROUP_NORM)) && op.kind == FS_NORM) {
+            done = norm_ops(e, &op, i, end, batch);
+        } else {
+            for (uint32_t d = 0; d < batch->directions; d++)
+                for (uint32_t b = 0; b < batch->blocks; b++) block_op(e, &op, i, d, b);
+        }
         fs_lap(i);
     }
 }
