@@ -7,7 +7,6 @@
 #define WIDTH 8
 #define REGISTERS 12
 #define TILE1 12
-#define v_address(p) ((void)0)
 #define v_once(v) __asm__("" : "+x"(v))
 /* Left to itself GCC moves sums from register to register, runs out of them with twelve, and sends two through memory:
  * 39 GMAC/s instead of 53. */

@@ -7,7 +7,6 @@
 #define WIDTH 16
 #define REGISTERS 28
 #define TILE1 14
-#define v_address(p) ((void)0)
 #define v_once(v) __asm__("" : "+v"(v))
 #define v_accumulate(sum, a, b) ((sum) = v_fma((a), (b), (sum)))
 #define v_load _mm512_loadu_ps

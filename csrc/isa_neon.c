@@ -8,7 +8,6 @@
 #define WIDTH 4
 #define REGISTERS 20
 #define TILE1 14
-#define v_address(p) __asm__("" : "+r"(p)) /* 69 instructions for 20 sums become 45 */
 #define v_once(v) __asm__("" : "+w"(v))
 #define v_accumulate(sum, a, b) ((sum) = v_fma((a), (b), (sum)))
 #define v_load vld1q_f32
