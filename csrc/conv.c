@@ -42,6 +42,32 @@ static uint32_t results_of(const crew *c) {
 #endif
 }
 
+/* Division by a number that stays the same. */
+typedef struct {
+    uint32_t by;
+#ifdef FS_VECTORS
+    uint32_t factor, shift; /* n / by = n * factor >> shift, for n up to 2^28, the most weights of a layer */
+#endif
+} divisor;
+
+static divisor divisor_of(uint32_t by) {
+    divisor d = {.by = by};
+#ifdef FS_VECTORS
+    /* factor * by is 2^shift + e with e <= by, and n * e < 2^shift. */
+    d.shift = 28 + (32 - (uint32_t)__builtin_clz(by));
+    d.factor = (uint32_t)(((uint64_t)1 << d.shift) / by + 1);
+#endif
+    return d;
+}
+
+static uint32_t divided(uint32_t n, const divisor *d) {
+#ifdef FS_VECTORS
+    return (uint32_t)((uint64_t)n * d->factor >> d->shift); /* an Intel's division takes as long as 26 additions */
+#else
+    return n / d->by;
+#endif
+}
+
 typedef struct {
     const fs_op *op;
     const fs_batch *batch;
@@ -50,6 +76,7 @@ typedef struct {
     int more;              /* the walk stands on a weight not yet used */
     uint32_t height, width; /* of the conv's result, before pooling */
     uint32_t row;          /* weights of a channel, were it dense */
+    divisor kh, kw;        /* rows and columns of the kernel */
     uint32_t weights;      /* first value of the channel at hand */
     uint32_t bias;         /* first bias */
     size_t in_row, in_channel;
@@ -202,11 +229,11 @@ static uint32_t tap(const fs_engine *e, const job *j, uint32_t c, uint32_t ky, u
  * dense row + part). Returns how many. */
 static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *offsets, uint32_t *slots, uint32_t part) {
     const int64_t start = (int64_t)channel * j->row;
-    const fs_window *w = &j->op->window;
+    fs_walk walk = j->walk; /* in registers */
     uint32_t n = 0;
-    int free = 0; /* the tap before is not the second of a pair */
-    for (; j->more && j->walk.index < start + j->row; j->more = fs_walk_next(&j->walk), n++) {
-        const uint32_t index = (uint32_t)(j->walk.index - start);
+    int more = j->more, free = 0; /* free: the tap before is not the second of a pair */
+    for (; more && walk.index < start + j->row; more = fs_walk_next(&walk), n++) {
+        const uint32_t index = (uint32_t)(walk.index - start);
         if (slots) {
             slots[n] = PART * index + part;
             continue;
@@ -215,11 +242,13 @@ static uint32_t list_taps(fs_engine *e, job *j, uint32_t channel, uint32_t *offs
             offsets[n] = 4 * index * e->lanes;
             continue;
         }
-        const uint32_t row = index / w->kw; /* two divisions take less than counting up to the next weight */
-        offsets[n] = tap(e, j, row / w->kh, row % w->kh, index % w->kw);
+        /* Two divisions take less than counting up to the next weight. */
+        const uint32_t row = divided(index, &j->kw), c = divided(row, &j->kh);
+        offsets[n] = tap(e, j, c, row - c * j->kh.by, index - row * j->kw.by);
         free = !(j->step && free && offsets[n] - offsets[n - 1] == j->step);
         if (!free) offsets[n - 1] |= FS_WITH_NEXT;
     }
+    j->walk = walk, j->more = more;
     return n;
 }
 
@@ -514,6 +543,7 @@ void fs_conv(fs_engine *e, uint32_t number, const fs_op *op, const fs_batch *bat
     fs_conv_size(op, &made);
     j.height = made.h, j.width = made.w;
     j.row = j.in->c / op->groups * w->kh * w->kw;
+    j.kh = divisor_of(w->kh), j.kw = divisor_of(w->kw);
     if (e->streamed && op->a == 0) {
         j.in_row = e->window_row, j.in_channel = (size_t)e->window_height * e->window_row;
         for (uint32_t b = 0; b < batch->blocks; b++) {

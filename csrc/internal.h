@@ -86,7 +86,12 @@ static inline fs_walk fs_walk_start(const uint8_t *bytes, size_t size, uint32_t 
     return walk;
 }
 
+#ifdef FS_VECTORS
+#define FS_WALK static inline
+#include "walk.inl"
+#else
 int fs_walk_sparse(fs_walk *walk);
+#endif
 
 /* 1 and the next live weight's index, or 0 at the end (or at damage: then walk->left is not 0). */
 static inline int fs_walk_next(fs_walk *walk) {

@@ -50,36 +50,10 @@ const uint8_t *fs_structure(const fs_program *program) {
     return program->bytes + HEADER + 8 * program->channels + OP * program->n_ops;
 }
 
-/* At least 32 bits, if there are as many left. */
-static void fill_walk(fs_walk *walk) {
-    const uint8_t *p = walk->next;
-    if (walk->have >= 32) return;
-    if (walk->end - p >= 4) {
-        const uint32_t four = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-        walk->bits |= (uint64_t)four << walk->have;
-        walk->have += 32, walk->next += 4;
-        return;
-    }
-    for (; walk->next < walk->end; walk->have += 8) walk->bits |= (uint64_t)*walk->next++ << walk->have;
-}
-
-int fs_walk_sparse(fs_walk *walk) {
-    uint64_t gap = 0;
-    for (fill_walk(walk); !walk->bits; fill_walk(walk)) {
-        gap += walk->have, walk->have = 0;
-        if (walk->next == walk->end) return 0;
-    }
-    const uint32_t zeros = (uint32_t)__builtin_ctzll(walk->bits);
-    walk->bits = walk->bits >> zeros >> 1, walk->have -= zeros + 1;
-    gap = (gap + zeros) << walk->rice;
-    if (walk->have < walk->rice) fill_walk(walk);
-    if (walk->have < walk->rice) return 0;
-    gap |= walk->bits & ((1u << walk->rice) - 1);
-    walk->bits >>= walk->rice, walk->have -= walk->rice;
-    walk->index += (int64_t)gap + 1;
-    walk->left--;
-    return 1;
-}
+#ifndef FS_VECTORS
+#define FS_WALK
+#include "walk.inl"
+#endif
 
 /* How often a window fits; with `ceil` once more, if that one begins before the end of what is not padding. */
 static int slide(uint32_t *size, uint32_t kernel, uint32_t stride, uint32_t padding, int ceil) {
