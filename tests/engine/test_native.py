@@ -210,3 +210,23 @@ def test_a_norm_and_the_add_behind_it_are_one_pass_to_the_same_bits(norm, act):
     for name in isas():
         one, wide = (NativeEngine(program, batch=batch, lanes=batch, isa=name) for batch in (1, 16))
         assert wide.logits(values, samples, stats) == one.logits(values, samples, stats), name
+
+
+@pytest.mark.parametrize("kernel", [(33, 257), (1, 300), (40, 1), (32, 64), (3, 5)])
+def test_weights_of_kernels_of_any_size_are_where_torch_has_them(kernel):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 3, kernel)
+    features = 3 * (41 - kernel[0]) * (303 - kernel[1])
+    model = nn.Sequential(conv, nn.Flatten(), nn.Linear(features, 4)).eval()
+    mask = {"0.weight": np_mask(np.random.default_rng(2), conv.weight.shape, 0.1)}
+    with torch.no_grad():
+        conv.weight.mul_(mask["0.weight"])
+    program, values = compile(model, mask, input_shape=(2, 40, 302))
+    samples = shard(17, program.image_bytes, classes=4)
+    rows = np.frombuffer(samples.data, np.uint8).reshape(17, -1)[:, 1:].reshape(17, 2, 40, 302)
+    scale, shift = (np.asarray(numbers).reshape(2, 1, 1) for numbers in (program.scale, program.shift))
+    with torch.no_grad():
+        expected = model.double()(torch.from_numpy(rows * scale + shift)).numpy()
+    for how in ({"batch": 1}, {"batch": 17}):
+        logits = np.asarray(NativeEngine(program, **how).logits(values, samples)).reshape(17, 4)
+        np.testing.assert_allclose(logits, expected, atol=1e-4)
