@@ -17,9 +17,6 @@
 
 #if defined(__x86_64__) || defined(__aarch64__)
 #define FS_VECTORS /* there are inner loops in vectors */
-#define FS_CHAINS 2 /* maps whose moments are found side by side: two chains of additions wait less than one */
-#else
-#define FS_CHAINS 1
 #endif
 
 enum { FS_CONV = 1, FS_POOL, FS_NORM, FS_ADD, FS_ACT, FS_MUL, FS_CAT, FS_PAD };
@@ -179,8 +176,7 @@ typedef struct {
     void (*pixels)(float *out, const uint8_t *in, size_t n, float scale, float shift);
     /* Row y of the windows begins rows[y] numbers after `in`. */
     void (*pool)(float *out, const float *in, const size_t *rows, const fs_pooling *pooling);
-    /* Adds each of up to FS_CHAINS maps to moments of its own. */
-    void (*sums)(const float *const *in, uint32_t count, const fs_map *map, fs_moments *moments);
+    void (*moments)(const float *in, const fs_map *map, fs_moments *to); /* adds those of a map */
     void (*affine)(float *data, const fs_map *map, const fs_affine *affine);
     void (*add)(float *out, const float *a, const float *b, size_t n, uint32_t act);
     void (*mul)(float *out, const float *a, const float *b, size_t n, size_t period, uint32_t act); /* b[i % period] */

@@ -19,6 +19,10 @@
 #define v_min _mm256_min_ps
 #define v_mul _mm256_mul_ps
 #define v_add _mm256_add_ps
+#define DVEC __m256d
+#define d_set1 _mm256_set1_pd
+#define d_low(v) _mm256_cvtps_pd(_mm256_castps256_ps128(v))
+#define d_high(v) _mm256_cvtps_pd(_mm256_extractf128_ps((v), 1))
 #define IVEC __m256i
 #define i_load(p) _mm256_loadu_si256((const __m256i *)(p))
 #define i_store(p, x) _mm256_storeu_si256((__m256i *)(p), (x))
@@ -33,7 +37,7 @@ static inline __attribute__((always_inline)) TARGET __m256i i_mulhi(__m256i a, _
 
 #include "kernels.inl"
 
-const fs_isa fs_avx2 = {"avx2", WIDTH, REGISTERS / 2, run1, run4, scalar, pixels, pool, sums, affine, add, mul, act_row, direction, axpy, dot, sign_words, add_signs, dot_signs, sgd, adam};
+const fs_isa fs_avx2 = {"avx2", WIDTH, REGISTERS / 2, run1, run4, scalar, pixels, pool, moments, affine, add, mul, act_row, direction, axpy, dot, sign_words, add_signs, dot_signs, sgd, adam};
 #else
 typedef int fs_avx2_is_for_x86;
 #endif

@@ -17,6 +17,10 @@
 #define v_min _mm512_min_ps
 #define v_mul _mm512_mul_ps
 #define v_add _mm512_add_ps
+#define DVEC __m512d
+#define d_set1 _mm512_set1_pd
+#define d_low(v) _mm512_cvtps_pd(_mm512_castps512_ps256(v))
+#define d_high(v) _mm512_cvtps_pd(_mm512_extractf32x8_ps((v), 1))
 #define IVEC __m512i
 #define i_load(p) _mm512_loadu_si512((const __m512i *)(p))
 #define i_store(p, x) _mm512_storeu_si512((__m512i *)(p), (x))
@@ -31,7 +35,7 @@ static inline __attribute__((always_inline)) TARGET __m512i i_mulhi(__m512i a, _
 
 #include "kernels.inl"
 
-const fs_isa fs_avx512 = {"avx512", WIDTH, REGISTERS / 2, run1, run4, scalar, pixels, pool, sums, affine, add, mul, act_row, direction, axpy, dot, sign_words, add_signs, dot_signs, sgd, adam};
+const fs_isa fs_avx512 = {"avx512", WIDTH, REGISTERS / 2, run1, run4, scalar, pixels, pool, moments, affine, add, mul, act_row, direction, axpy, dot, sign_words, add_signs, dot_signs, sgd, adam};
 #else
 typedef int fs_avx512_is_for_x86;
 #endif

@@ -16,6 +16,10 @@
 #define v_fma(a, b, c) vfmaq_f32((c), (a), (b))
 #define v_mul vmulq_f32
 #define v_add vaddq_f32
+#define DVEC float64x2_t
+#define d_set1 vdupq_n_f64
+#define d_low(v) vcvt_f64_f32(vget_low_f32(v))
+#define d_high(v) vcvt_high_f64_f32(v)
 #define IVEC uint32x4_t
 #define i_load vld1q_u32
 #define i_store vst1q_u32
@@ -34,7 +38,7 @@ static inline uint32x4_t i_mulhi(uint32x4_t a, uint32x4_t b) {
 
 #include "kernels.inl"
 
-const fs_isa fs_neon = {"neon", WIDTH, REGISTERS / 2, run1, run4, scalar, pixels, pool, sums, affine, add, mul, act_row, direction, axpy, dot, sign_words, add_signs, dot_signs, sgd, adam};
+const fs_isa fs_neon = {"neon", WIDTH, REGISTERS / 2, run1, run4, scalar, pixels, pool, moments, affine, add, mul, act_row, direction, axpy, dot, sign_words, add_signs, dot_signs, sgd, adam};
 #else
 typedef int fs_neon_is_for_aarch64;
 #endif

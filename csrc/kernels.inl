@@ -370,44 +370,109 @@ TARGET static void pool(float *out, const float *in, const size_t *rows, const f
     else pool_numbers(out, in, rows, p, p->lanes);
 }
 
-/* The square of a float32 number is exact in float64, so it makes no difference whether its addition is fused. */
-INLINE double add_square(double x, double sum) {
+/* A row is added up in so many sums, of every fourth number each, so that additions need not wait for one another. */
+enum { ROW_SUMS = 4 };
+
 #ifdef VEC
-    return __builtin_fma(x, x, sum);
-#else
-    return sum + x * x;
-#endif
-}
 
-INLINE void sums_lanes(const float *const *in, const uint32_t count, const fs_map *map, const uint32_t lanes,
-                       fs_moments *moments) {
-    double s[FS_CHAINS][FS_MAX_LANES], q[FS_CHAINS][FS_MAX_LANES];
-    for (uint32_t k = 0; k < count; k++)
-        for (uint32_t l = 0; l < lanes; l++) s[k][l] = moments[k].sum[l], q[k][l] = moments[k].square[l];
-    for (uint32_t y = 0; y < map->rows; y++)
-        for (size_t i = 0; i < map->n; i++) {
-            const size_t at = y * map->pitch + i * lanes;
-#pragma GCC unroll 2
-            for (uint32_t k = 0; k < count; k++)
-                for (uint32_t l = 0; l < lanes; l++) {
-                    s[k][l] += (double)in[k][at + l];
-                    q[k][l] = add_square(in[k][at + l], q[k][l]);
-                }
+INLINE VEC sum_of_four(const VEC v[ROW_SUMS]) { return v_add(v_add(v[0], v[1]), v_add(v[2], v[3])); }
+
+/* What a row's numbers differ from `-minus` by, and the squares of that, added up. */
+INLINE void row_vectors(const float *in, size_t n, const size_t step, VEC minus, VEC *sum, VEC *square) {
+    VEC sums[ROW_SUMS], squares[ROW_SUMS];
+#pragma GCC unroll 4
+    for (int c = 0; c < ROW_SUMS; c++) sums[c] = squares[c] = v_set1(0.0f);
+    size_t x = 0;
+    for (; x + ROW_SUMS <= n; x += ROW_SUMS)
+#pragma GCC unroll 4
+        for (int c = 0; c < ROW_SUMS; c++) {
+            const VEC apart = v_add(v_load(in + (x + c) * step), minus);
+            sums[c] = v_add(sums[c], apart);
+            squares[c] = v_fma(apart, apart, squares[c]);
         }
-    for (uint32_t k = 0; k < count; k++)
-        for (uint32_t l = 0; l < lanes; l++) moments[k].sum[l] = s[k][l], moments[k].square[l] = q[k][l];
+#pragma GCC unroll 3
+    for (int c = 0; c < ROW_SUMS - 1; c++)
+        if (x + c < n) {
+            const VEC apart = v_add(v_load(in + (x + c) * step), minus);
+            sums[c] = v_add(sums[c], apart);
+            squares[c] = v_fma(apart, apart, squares[c]);
+        }
+    *sum = sum_of_four(sums);
+    *square = sum_of_four(squares);
 }
 
-TARGET static void sums(const float *const *in, uint32_t count, const fs_map *map, fs_moments *moments) {
+/* WIDTH lanes, of which `in` is the first. */
+INLINE void moments_vectors(const float *in, const fs_map *map, const size_t step, double *sum, double *square) {
+    VEC all, squares;
+    row_vectors(in, map->n, step, v_set1(0.0f), &all, &squares);
+    const VEC minus = v_mul(all, v_set1(-1.0f / (float)map->n));
+    DVEC s[2], q[2], ss[2], qs[2];
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) s[h] = q[h] = d_set1(0.0);
+    for (uint32_t y = 0; y < map->rows; y++, in += map->pitch) {
+        row_vectors(in, map->n, step, minus, &all, &squares);
+        s[0] += d_low(all), s[1] += d_high(all);
+        q[0] += d_low(squares), q[1] += d_high(squares);
+    }
+    const DVEC pivot[2] = {d_low(minus), d_high(minus)}, count = d_set1((double)(map->rows * map->n));
+    memcpy(ss, sum, sizeof ss);
+    memcpy(qs, square, sizeof qs);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) {
+        const DVEC whole = pivot[h] * count;
+        ss[h] += s[h] - whole;
+        qs[h] += q[h] + pivot[h] * (whole - (s[h] + s[h]));
+    }
+    memcpy(sum, ss, sizeof ss);
+    memcpy(square, qs, sizeof qs);
+}
+
+#endif
+
+typedef struct {
+    float sum, square;
+} row_moments;
+
+TARGET static row_moments row_numbers(const float *in, size_t n, size_t step, float minus) {
+    row_moments r[ROW_SUMS] = {{0}};
+    for (size_t x = 0; x < n; x++, in += step) {
+        const float apart = *in + minus;
+        row_moments *here = &r[x % ROW_SUMS];
+        here->sum += apart;
+        here->square = fused(apart, apart, here->square);
+    }
+    const row_moments row = {(r[0].sum + r[1].sum) + (r[2].sum + r[3].sum),
+                             (r[0].square + r[1].square) + (r[2].square + r[3].square)};
+    return row;
+}
+
+INLINE void moments_numbers(const float *in, const fs_map *map, double *sum, double *square) {
+    const float minus = row_numbers(in, map->n, map->lanes, 0.0f).sum * (-1.0f / (float)map->n);
+    double s = 0, q = 0;
+    for (uint32_t y = 0; y < map->rows; y++, in += map->pitch) {
+        const row_moments row = row_numbers(in, map->n, map->lanes, minus);
+        s += (double)row.sum, q += (double)row.square;
+    }
+    const double pivot = (double)minus, whole = pivot * (double)(map->rows * map->n);
+    *sum += s - whole;
+    *square += q + pivot * (whole - (s + s));
+}
+
+/* Rows in float32, by what they differ from the mean of the map's first row, so that a mean far from 0 costs no digits;
+ * then rows and maps in float64, for which a microcontroller takes a hundred cycles an operation. The error of a variance
+ * is at most some 2 * rows units in the last place of float32, and that only where the first row is unlike all others. */
+TARGET static void moments(const float *in, const fs_map *map, fs_moments *to) {
     if (!fs_has(FS_LAYER_BATCH_NORM) && !fs_has(FS_LAYER_GROUP_NORM)) return;
+    uint32_t lane = 0;
 #ifdef VEC
     if (map->lanes == WIDTH) {
-        if (count == FS_CHAINS) sums_lanes(in, FS_CHAINS, map, WIDTH, moments);
-        else sums_lanes(in, 1, map, WIDTH, moments);
+        moments_vectors(in, map, WIDTH, to->sum, to->square);
         return;
     }
+    for (; lane + WIDTH <= map->lanes; lane += WIDTH)
+        moments_vectors(in + lane, map, map->lanes, to->sum + lane, to->square + lane);
 #endif
-    sums_lanes(in, count, map, map->lanes, moments);
+    for (; lane < map->lanes; lane++) moments_numbers(in + lane, map, to->sum + lane, to->square + lane);
 }
 
 #ifdef VEC
@@ -419,6 +484,7 @@ INLINE void affine_vectors(float *data, const fs_map *map, const fs_affine *f, c
         for (uint32_t y = 0; y < map->rows; y++) {
             float *x = data + y * map->pitch + part;
             const float *other = plus ? f->plus + y * f->plus_pitch + part : x;
+#pragma GCC unroll 4
             for (size_t i = 0; i < n; i += lanes) {
                 const VEC v = v_add(v_mul(v_load(x + i), factor), shift);
                 v_store(x + i, activate(plus ? v_add(v, v_load(other + i)) : v, act));

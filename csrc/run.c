@@ -173,24 +173,16 @@ static void group_norm(fs_engine *e, const norm *n, uint32_t d, uint32_t block) 
     float *tensor = fs_tensor(e, p, d, block);
     const fs_map map = map_of(e, p);
     const uint32_t channels = p->c / op->groups;
-    for (uint32_t group = 0, some; group < op->groups; group += some) {
-        fs_moments m[FS_CHAINS];
-        memset(m, 0, sizeof m);
-        some = op->groups - group < FS_CHAINS ? 1 : FS_CHAINS;
-        for (uint32_t c = 0; c < channels; c++) {
-            const float *in[FS_CHAINS];
-            for (uint32_t i = 0; i < some; i++) in[i] = fs_row(e, p, tensor, (group + i) * channels + c, 0);
-            e->isa->sums(in, some, &map, m);
+    for (uint32_t group = 0; group < op->groups; group++) {
+        const uint32_t first = group * channels;
+        fs_moments m = {{0}, {0}};
+        for (uint32_t c = first; c < first + channels; c++) e->isa->moments(fs_row(e, p, tensor, c, 0), &map, &m);
+        float mean[FS_MAX_LANES], deviation[FS_MAX_LANES];
+        for (uint32_t l = 0; l < e->lanes; l++) {
+            set_moments(m.sum[l], m.square[l], (double)(channels * p->h * p->w), &mean[l], &deviation[l]);
+            deviation[l] = deviation_of(deviation[l], op);
         }
-        for (uint32_t i = 0; i < some; i++) {
-            float mean[FS_MAX_LANES], deviation[FS_MAX_LANES];
-            for (uint32_t l = 0; l < e->lanes; l++) {
-                set_moments(m[i].sum[l], m[i].square[l], (double)channels * p->h * p->w, &mean[l], &deviation[l]);
-                deviation[l] = deviation_of(deviation[l], op);
-            }
-            for (uint32_t c = 0; c < channels; c++)
-                normalise(e, n, d, block, (group + i) * channels + c, mean, deviation);
-        }
+        for (uint32_t c = first; c < first + channels; c++) normalise(e, n, d, block, c, mean, deviation);
     }
 }
 
@@ -201,8 +193,7 @@ static void batch_moments(const fs_engine *e, const fs_place *p, const fs_batch 
     double sum = 0, square = 0;
     for (uint32_t block = 0; block < batch->blocks; block++) {
         fs_moments m = {{0}, {0}};
-        const float *in = fs_row(e, p, fs_tensor(e, p, d, block), c, 0);
-        e->isa->sums(&in, 1, &map, &m);
+        e->isa->moments(fs_row(e, p, fs_tensor(e, p, d, block), c, 0), &map, &m);
         for (uint32_t l = 0; l < e->lanes && block * e->lanes + l < batch->images; l++)
             sum += m.sum[l], square += m.square[l];
     }

@@ -6,6 +6,7 @@ import os
 import threading
 from array import array
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -210,6 +211,26 @@ def test_a_norm_and_the_add_behind_it_are_one_pass_to_the_same_bits(norm, act):
     for name in isas():
         one, wide = (NativeEngine(program, batch=batch, lanes=batch, isa=name) for batch in (1, 16))
         assert wide.logits(values, samples, stats) == one.logits(values, samples, stats), name
+
+
+@pytest.mark.parametrize("first_row", [0, 255, None])
+@pytest.mark.parametrize("bias", [0.0, 1e5])
+@pytest.mark.parametrize(("rows", "columns"), [(9, 13), (1, 40), (40, 1), (1, 1), (16, 16)])
+def test_statistics_are_right_wherever_the_mean_and_whatever_the_first_row(rows, columns, bias, first_row):
+    """The mean of its first row is what a map's numbers are taken from before they are squared."""
+    shape = (1, rows, columns)
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(rows * columns, 2))
+    nn.init.ones_(model[0].weight)
+    nn.init.constant_(model[0].bias, bias)
+    program, values = compile(model, input_shape=shape, mean=[0.0], std=[1 / 255])
+    images = np.random.default_rng(3).integers(0, 4, (32, rows, columns), dtype=np.uint8)
+    images[:, 0] = images[:, 0] if first_row is None else first_row
+    records = np.concatenate([np.zeros((32, 1), np.uint8), images.reshape(32, -1)], axis=1)
+    samples = Samples.records(records.tobytes(), program.image_bytes)
+    for name, lanes in product(isas(), (1, 16)):
+        mean, variance = NativeEngine(program, batch=32, lanes=lanes, isa=name).batch_stats(values, samples)
+        assert mean == pytest.approx(images.mean() + bias, rel=2**-23)
+        assert variance == pytest.approx(images.var(), rel=2 * rows * 2**-23)
 
 
 @pytest.mark.parametrize("kernel", [(33, 257), (1, 300), (40, 1), (32, 64), (3, 5)])
