@@ -68,7 +68,7 @@ def _measure(case: Case, threads: int, seconds: float) -> tuple[dict[str, Any], 
             rivals[_ALONE] = in_threads(lambda: fastest(foreseed(case, cores[:1])), cores[:1])
         rates = interleaved(rivals, seconds)
     row = _row(case, threads, rates, list(CONTENDERS), rates[_GEMM] * product_gmacs)
-    chosen = {name: way.settings for name, way in best.items()}
+    chosen = {name: way.settings for name, way in (best | {_GEMM: product}).items()}
     return row, chosen, rates["foreseed"] / rates.get(_ALONE, rates["foreseed"])
 
 
