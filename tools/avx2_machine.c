@@ -1,19 +1,12 @@
-/* Loaded before a program's own libraries (LD_PRELOAD): answers CPUID as a processor would that has AVX2 and no more.
- *
- * Linux can have the instruction raise a signal, where the processor can. The handler asks in the program's place, and
- * strikes out what came after AVX2. Only the program itself is held: what it starts, such as a compiler, is free. */
+/* Loaded before a program's own libraries (LD_PRELOAD): answers CPUID as a processor would that has AVX2 and no more, in
+ * libraries where `avx2_machine.py` wrote UD2 over it, which raises a signal on every processor. */
 #define _GNU_SOURCE
-#include <asm/prctl.h>
 #include <cpuid.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <ucontext.h>
-#include <unistd.h>
-
-static long let_cpuid_raise(int raise) { return syscall(SYS_arch_prctl, ARCH_SET_CPUID, !raise); }
 
 /* Bits of leaf 7: AVX-512 in all its parts, AMX, and what of either came to AVX later (VNNI, IFMA, ...). */
 static void strike_out(uint32_t page, uint32_t *a, uint32_t *b, uint32_t *c, uint32_t *d) {
@@ -30,28 +23,19 @@ static void strike_out(uint32_t page, uint32_t *a, uint32_t *b, uint32_t *c, uin
 static void answer(int number, siginfo_t *info, void *context) {
     (void)info;
     greg_t *r = ((ucontext_t *)context)->uc_mcontext.gregs;
-    if (memcmp((const void *)r[REG_RIP], "\x0F\xA2", 2)) { /* another fault: it happens again, and ends the program */
+    if (memcmp((const void *)r[REG_RIP], "\x0F\x0B", 2)) { /* another fault: it happens again, and ends the program */
         signal(number, SIG_DFL);
         return;
     }
     uint32_t a, b, c, d;
     const uint32_t leaf = (uint32_t)r[REG_RAX], page = (uint32_t)r[REG_RCX];
-    let_cpuid_raise(0);
     __cpuid_count(leaf, page, a, b, c, d);
-    let_cpuid_raise(1);
     if (leaf == 7) strike_out(page, &a, &b, &c, &d);
     r[REG_RAX] = a, r[REG_RBX] = b, r[REG_RCX] = c, r[REG_RDX] = d;
     r[REG_RIP] += 2;
 }
 
 __attribute__((constructor)) static void hold(void) {
-    static const char sorry[] =
-        "error: this processor or kernel cannot have CPUID raise a signal (no cpuid_fault among the flags in /proc/cpuinfo);"
-        " hold who has a switch: FORESEED_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2"
-        " MKL_ENABLE_INSTRUCTIONS=AVX2\n";
-    struct sigaction action = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO | SA_NODEFER};
-    unsetenv("LD_PRELOAD");
-    if (sigaction(SIGSEGV, &action, NULL) == 0 && let_cpuid_raise(1) == 0) return;
-    if (write(STDERR_FILENO, sorry, sizeof sorry - 1) < 0) abort();
-    _exit(1);
+    const struct sigaction action = {.sa_sigaction = answer, .sa_flags = SA_SIGINFO};
+    if (sigaction(SIGILL, &action, NULL)) abort();
 }

@@ -2,19 +2,28 @@
 
 .venv/bin/python tools/avx2_machine.py .venv/bin/foreseed bench engine --threads 1
 
-Every library in the command's process is held, those without a switch of their own (ONNX Runtime) too.
+Libraries that have a switch for it are switched; of ONNX Runtime, which has none, the command gets a copy whose
+questions to the processor are answered so.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-SOURCE = Path(__file__).with_suffix(".c")
+SWITCHES = {
+    "FORESEED_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell",
+}  # fmt: skip
+WITHOUT_A_SWITCH = ("onnxruntime",)
+CPUID, UD2 = b"\x0f\xa2", b"\x0f\x0b"
 
 
 def main() -> None:
@@ -22,14 +31,67 @@ def main() -> None:
         sys.exit(__doc__)
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         sys.exit("error: only Linux on x86-64 can answer for the processor")
-    with TemporaryDirectory() as folder:
-        shim = Path(folder, "shim.so")
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", str(SOURCE), "-o", str(shim)], check=True)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = os.environ | SWITCHES | {"LD_PRELOAD": str(build_shim(folder))}
+        copies = folder / "copies"
+        for package in WITHOUT_A_SWITCH:
+            copy_held(package, copies)
+        environment["PYTHONPATH"] = os.pathsep.join([str(copies), *filter(None, [os.environ.get("PYTHONPATH")])])
         try:
-            done = subprocess.run(sys.argv[1:], env=os.environ | {"LD_PRELOAD": str(shim)}, check=False)
+            done = subprocess.run(sys.argv[1:], env=environment, check=False)
         except OSError as error:
             sys.exit(f"error: {sys.argv[1]}: {error.strerror}")
     sys.exit(done.returncode)
+
+
+def build_shim(folder: Path) -> Path:
+    """The library that answers in the processor's place."""
+    shim = folder / "shim.so"
+    subprocess.run(
+        ["gcc", "-O2", "-shared", "-fPIC", str(Path(__file__).with_suffix(".c")), "-o", str(shim)], check=True
+    )
+    return shim
+
+
+def copy_held(package: str, folder: Path) -> None:
+    """Copy a package, if it is installed, and hold its libraries."""
+    spec = find_spec(package)
+    for place in (spec and spec.submodule_search_locations) or ():
+        copied = Path(shutil.copytree(place, folder / package))
+        for library in copied.rglob("*.so*"):
+            hold(library)
+
+
+def hold(library: Path) -> int:
+    """Write UD2 over every CPUID of a library; how many there were."""
+    found = find_cpuid(library)
+    with library.open("r+b") as file:
+        for at in found:
+            file.seek(at)
+            if file.read(2) != CPUID:
+                sys.exit(f"error: {library.name}: no CPUID at {at:#x}, where objdump sees one")
+            file.seek(at)
+            file.write(UD2)
+    return len(found)
+
+
+def find_cpuid(library: Path) -> list[int]:
+    """Where in the file a library asks the processor what it is."""
+    command = ["objdump", "--section-headers", "--disassemble", "--no-show-raw-insn", str(library)]
+    found, starts, start = [], {}, 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as objdump:
+        assert objdump.stdout is not None
+        for line in objdump.stdout:
+            if line.endswith("\tcpuid\n"):
+                found.append(int(line.partition(":")[0], 16) + start)
+            elif header := re.match(r" +\d+ (\S+) +[0-9a-f]+ +([0-9a-f]+) +[0-9a-f]+ +([0-9a-f]+) ", line):
+                starts[header[1]] = int(header[3], 16) - int(header[2], 16)
+            elif line.startswith("Disassembly of section "):
+                start = starts[line.split()[-1].rstrip(":")]
+    if objdump.returncode:
+        sys.exit(f"error: objdump cannot read {library.name}")
+    return found
 
 
 if __name__ == "__main__":
