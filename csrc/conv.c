@@ -141,10 +141,11 @@ void fs_pool_row(const fs_engine *e, const fs_op *op, const fs_pool_source *from
             windows = (from->width - xs.end) / w->sw + 1;
             if (windows > out_width - x) windows = out_width - x;
         }
-        const fs_pooling pooling = {ys.end - ys.first, xs.end - xs.first, w->sw, windows, e->lanes,
-                                    op->pool == FS_POOL_MAX, 1.0f / (float)(ys.count * xs.count)};
-        for (const fs_pooled *map = maps; map < maps + count; map++)
-            e->isa->pool(map->out + (size_t)x * e->lanes, map->in + (size_t)xs.first * e->lanes, rows, &pooling);
+        const fs_pooling pooling = {.rows = ys.end - ys.first, .columns = xs.end - xs.first, .stride = w->sw,
+                                    .windows = windows, .lanes = e->lanes, .max = op->pool == FS_POOL_MAX,
+                                    .factor = 1.0f / (float)(ys.count * xs.count),
+                                    .in_at = (size_t)xs.first * e->lanes, .out_at = (size_t)x * e->lanes};
+        e->isa->pool(maps, count, rows, &pooling);
         x += windows;
     }
 }

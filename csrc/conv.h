@@ -26,12 +26,6 @@ typedef struct {
     uint32_t ring, height, width;
 } fs_pool_source;
 
-/* The first row of one of them, and the row of results. */
-typedef struct {
-    const float *in;
-    float *out;
-} fs_pooled;
-
 /* One row of pooled results of each of `count` maps. */
 void fs_pool_row(const fs_engine *e, const fs_op *op, const fs_pool_source *from, const fs_pooled *maps, uint32_t count,
                  uint32_t out_row, uint32_t out_width);

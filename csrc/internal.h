@@ -138,12 +138,20 @@ static inline size_t fs_even_cut(size_t all, size_t n, size_t t) {
     return t == n ? all : (all * t / n + 1) & ~(size_t)1;
 }
 
-/* `windows` windows of rows x columns positions, `stride` positions apart. */
+/* `windows` windows of rows x columns positions, `stride` positions apart; numbers from where a map's rows begin to where
+ * the first window is read and written. */
 typedef struct {
     uint32_t rows, columns, stride, windows, lanes;
     int max;
     float factor; /* of the sum, where it is not the maximum */
+    size_t in_at, out_at;
 } fs_pooling;
+
+/* The first row of a map to pool, and the row of results. */
+typedef struct {
+    const float *in;
+    float *out;
+} fs_pooled;
 
 /* A map of one channel: `rows` rows of `n` positions of `lanes` numbers, `pitch` numbers from one row to the next. */
 typedef struct {
@@ -175,7 +183,7 @@ typedef struct {
     void (*scalar)(const fs_rows *, const fs_run *);                   /* one result, one row: single numbers, any step */
     void (*pixels)(float *out, const uint8_t *in, size_t n, float scale, float shift);
     /* Row y of the windows begins rows[y] numbers after `in`. */
-    void (*pool)(float *out, const float *in, const size_t *rows, const fs_pooling *pooling);
+    void (*pool)(const fs_pooled *maps, uint32_t count, const size_t *rows, const fs_pooling *pooling);
     void (*moments)(const float *in, const fs_map *map, fs_moments *to); /* adds those of a map */
     void (*affine)(float *data, const fs_map *map, const fs_affine *affine);
     void (*add)(float *out, const float *a, const float *b, size_t n, uint32_t act);

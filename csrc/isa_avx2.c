@@ -37,7 +37,7 @@ static inline __attribute__((always_inline)) TARGET __m256i i_mulhi(__m256i a, _
 
 #include "kernels.inl"
 
-const fs_isa fs_avx2 = {"avx2", WIDTH, REGISTERS / 2, run1, run4, scalar, pixels, pool, moments, affine, add, mul, act_row, direction, axpy, dot, sign_words, add_signs, dot_signs, sgd, adam};
+const fs_isa fs_avx2 = LOOPS("avx2");
 #else
 typedef int fs_avx2_is_for_x86;
 #endif

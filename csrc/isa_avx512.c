@@ -35,7 +35,7 @@ static inline __attribute__((always_inline)) TARGET __m512i i_mulhi(__m512i a, _
 
 #include "kernels.inl"
 
-const fs_isa fs_avx512 = {"avx512", WIDTH, REGISTERS / 2, run1, run4, scalar, pixels, pool, moments, affine, add, mul, act_row, direction, axpy, dot, sign_words, add_signs, dot_signs, sgd, adam};
+const fs_isa fs_avx512 = LOOPS("avx512");
 #else
 typedef int fs_avx512_is_for_x86;
 #endif

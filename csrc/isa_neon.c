@@ -38,7 +38,7 @@ static inline uint32x4_t i_mulhi(uint32x4_t a, uint32x4_t b) {
 
 #include "kernels.inl"
 
-const fs_isa fs_neon = {"neon", WIDTH, REGISTERS / 2, run1, run4, scalar, pixels, pool, moments, affine, add, mul, act_row, direction, axpy, dot, sign_words, add_signs, dot_signs, sgd, adam};
+const fs_isa fs_neon = LOOPS("neon");
 #else
 typedef int fs_neon_is_for_aarch64;
 #endif

@@ -2,4 +2,4 @@
 #define TARGET
 #include "kernels.inl"
 
-const fs_isa fs_plain = {"plain", 0, 0, 0, 0, scalar, pixels, pool, moments, affine, add, mul, act_row, direction, axpy, dot, 0, 0, 0, sgd, adam};
+const fs_isa fs_plain = LOOPS("plain");

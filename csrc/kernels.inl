@@ -3,6 +3,7 @@
  *     TARGET      the function attribute that switches the instruction set on
  *     VEC, WIDTH  a vector and how many floats it holds; v_load, v_store, v_set1, v_fma, v_max, v_min, v_mul, v_add
  *     IVEC        a vector of as many 32-bit integers; i_load, i_store, i_set1, i_xor, i_mullo, i_mulhi
+ *     DVEC        half as many float64; d_set1, d_low and d_high (of a VEC); operators
  *     REGISTERS   results that stay in registers
  *     TILE1       the most of them that one row is cut into
  *     v_once      keeps a vector that was loaded in a register, where the compiler would load it for every use
@@ -354,8 +355,7 @@ INLINE void pool_numbers(float *out, const float *in, const size_t *rows, const 
         }
 }
 
-TARGET static void pool(float *out, const float *in, const size_t *rows, const fs_pooling *p) {
-    if (!fs_has(FS_LAYER_POOL)) return;
+INLINE void pool_map(float *out, const float *in, const size_t *rows, const fs_pooling *p) {
 #ifdef VEC
     if (p->lanes % WIDTH == 0) {
         if (p->max && p->rows == 2 && p->columns == 2) {
@@ -368,6 +368,11 @@ TARGET static void pool(float *out, const float *in, const size_t *rows, const f
 #endif
     if (p->lanes == 1) pool_numbers(out, in, rows, p, 1);
     else pool_numbers(out, in, rows, p, p->lanes);
+}
+
+TARGET static void pool(const fs_pooled *maps, uint32_t count, const size_t *rows, const fs_pooling *p) {
+    if (!fs_has(FS_LAYER_POOL)) return;
+    for (const fs_pooled *m = maps; m < maps + count; m++) pool_map(m->out + p->out_at, m->in + p->in_at, rows, p);
 }
 
 /* A row is added up in so many sums, of every fourth number each, so that additions need not wait for one another. */
@@ -765,3 +770,18 @@ TARGET static void adam(float *values, float *m, float *v, const float *gradient
         values[i] = values[i] - lr * (m[i] * k1) / (fs_sqrt(v[i] * k2) + eps);
     }
 }
+
+#ifdef VEC
+#define WITH_VECTORS                                                                                              \
+    .width = WIDTH, .band = REGISTERS / 2, .run1 = run1, .run4 = run4, .sign_words = sign_words,                  \
+    .add_signs = add_signs, .dot_signs = dot_signs,
+#else
+#define WITH_VECTORS
+#endif
+/* The table of an instruction set. */
+#define LOOPS(NAME)                                                                                               \
+    {                                                                                                             \
+        .name = NAME, WITH_VECTORS .scalar = scalar, .pixels = pixels, .pool = pool,    \
+        .moments = moments, .affine = affine, .add = add, .mul = mul, .act = act_row, .direction = direction,     \
+        .axpy = axpy, .dot = dot, .sgd = sgd, .adam = adam                                                        \
+    }

@@ -124,7 +124,7 @@ def _rate(way: Setup, units: int) -> float:
 
 
 def gemm(threads: int) -> tuple[Setup, float]:
-    """This machine's own float32 matrix product, and the GMACs of one: that of torch's BLAS, or oneDNN's if it is faster.
+    """This machine's own float32 matrix product, and the GMACs of one: torch's BLAS's, or oneDNN's if it is faster.
 
     MKL keeps to AVX2 on processors that are not Intel's, and runs at half of what those with AVX-512 can.
     """
