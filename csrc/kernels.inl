@@ -296,9 +296,10 @@ INLINE void some(const fs_rows *s, const fs_run *r, const int X, size_t first, c
     const float *in = s->in + (ptrdiff_t)first * in_step;
     float *out = r->out[0] + s->out_at + (ptrdiff_t)first * s->out_step;
     for (int x = 0; x < X; x++) acc[x] = r->bias[0];
-    for (uint32_t t = 0; t < r->taps; t++) {
-        const float *p = at_byte(in, r->offsets[t]);
-        const float w = r->weights[t];
+    const float *weight = r->weights;
+    for (const uint32_t *offset = r->offsets, *end = offset + r->taps; offset < end; offset++) {
+        const float *p = at_byte(in, *offset);
+        const float w = *weight++;
 #pragma GCC unroll 8
         for (int x = 0; x < X; x++) acc[x] = fused(w, p[x * in_step], acc[x]);
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
+from foreseed.engine._native import lib
 
 from foreseed.bench import instructions
 from foreseed.bench.instructions import bench_instructions
@@ -13,12 +15,16 @@ from foreseed.engine import ForeseedError
 
 @pytest.mark.slow
 def test_neon_takes_a_third_of_the_instructions_of_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions, "_IMAGES", 4)
-    monkeypatch.setattr(instructions, "_BATCH", 4)
+    arm64 = replace(instructions._ARM64, images=4, batch=4)
+    small = replace(instructions._SMALL, images=1)
+    monkeypatch.setattr(instructions, "_ARM64", arm64)
+    monkeypatch.setattr(instructions, "_SMALL", small)
+    ways = {"plain": (arm64, lib.FS_PLAIN), "neon": (arm64, lib.FS_NEON), "microcontroller": (small, lib.FS_PLAIN)}
+    monkeypatch.setattr(instructions, "_WAYS", ways)
     (row,) = bench_instructions(["lenet5-90"])["cases"]
     assert row["ratio"] == row["instructions"]["plain"] / row["instructions"]["neon"]
     assert row["ratio"] > 3
-    assert 1 / 4 < row["per_mac"]["neon"] < 1 < row["per_mac"]["plain"]
+    assert 1 / 4 < row["per_mac"]["neon"] < 1 < row["per_mac"]["plain"] < row["per_mac"]["microcontroller"]
 
 
 def test_a_missing_tool_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""How many instructions a probe takes on 64-bit ARM, in plain C and with NEON: time in an emulator means nothing."""
+"""How many instructions a probe takes on ARM: time in an emulator means nothing.
+
+On 64 bits in plain C and with NEON; on 32 bits as on a microcontroller, whose processor knows float32 and no float64.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,13 +20,36 @@ from foreseed.engine.errors import ForeseedError
 from foreseed.trained.c_folder import engine_sources
 
 _HERE = Path(__file__).with_name("arm")
-_FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-std=gnu99", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _TOOLS = {
-    "gcc": "gcc", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross", "qemu-aarch64": "qemu-user",
+    "gcc": "gcc", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+    "arm-none-eabi-gcc": "gcc-arm-none-eabi libnewlib-arm-none-eabi", "qemu-aarch64": "qemu-user",
+    "qemu-arm": "qemu-user",
 }  # fmt: skip
-_SETS = {"plain": lib.FS_PLAIN, "neon": lib.FS_NEON}
-# Few: an instruction is emulated a hundred times more slowly, and counts do not scatter.
-_IMAGES, _BATCH, _DIRECTIONS = 16, 16, 4
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """A processor, its compiler, and how a device with it probes."""
+
+    compiler: tuple[str, ...]
+    emulator: str
+    images: int
+    """Few: an instruction is emulated a hundred times more slowly, and counts do not scatter."""
+    batch: int
+    directions: int
+
+
+_ARM64 = _Machine(("aarch64-linux-gnu-gcc", "-O3", "-static"), "qemu-aarch64", images=16, batch=16, directions=4)
+# Instructions and float unit of a Cortex-M4; the emulator runs programs of its sister for systems alone.
+_SMALL = _Machine(
+    (
+        "arm-none-eabi-gcc", "-Os", "-march=armv7-r", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16",
+        "--specs=rdimon.specs",
+    ),
+    "qemu-arm", images=4, batch=1, directions=1,
+)  # fmt: skip
+_WAYS = {"plain": (_ARM64, lib.FS_PLAIN), "neon": (_ARM64, lib.FS_NEON), "microcontroller": (_SMALL, lib.FS_PLAIN)}
 
 
 def bench_instructions(cases: Sequence[str], progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -31,45 +58,48 @@ def bench_instructions(cases: Sequence[str], progress: Callable[[str], None] = l
         if shutil.which(tool) is None:
             raise ForeseedError(f"no {tool} on PATH: install the Debian packages {packages}")
     rows = []
-    with TemporaryDirectory() as folder:
-        command = _build(Path(folder))
-        for name in cases:
-            progress(name)
-            case = make_case(name, _IMAGES)
-            probes = {chosen: _count(command, case, Path(folder), number) for chosen, number in _SETS.items()}
-            macs = case.program.macs * _IMAGES
-            rows.append({
-                "case": name,
-                "instructions": probes,
-                "per_mac": {chosen: count / macs for chosen, count in probes.items()},
-                "ratio": probes["plain"] / probes["neon"],
-            })  # fmt: skip
-    return {"images": _IMAGES, "batch": _BATCH, "directions": _DIRECTIONS, "cases": rows}
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        commands = {machine: _build(machine, folder) for machine in (_ARM64, _SMALL)}
+        for case in cases:
+            probes, per_mac = {}, {}
+            for way, (machine, isa) in _WAYS.items():
+                progress(f"{case}, {way}")
+                made = make_case(case, machine.images)
+                probes[way] = _count(commands[machine], machine, made, folder, isa)
+                per_mac[way] = probes[way] / (made.program.macs * machine.images)
+            ratio = probes["plain"] / probes["neon"]
+            rows.append({"case": case, "instructions": probes, "per_mac": per_mac, "ratio": ratio})
+    settings = {
+        way: {"images": machine.images, "batch": machine.batch, "directions": machine.directions}
+        for way, (machine, _) in _WAYS.items()
+    }
+    return {"settings": settings, "cases": rows}
 
 
-def _build(folder: Path) -> list[str]:
-    """The command that runs a probe on emulated 64-bit ARM and ends with the count of its instructions."""
-    version = 1 if int(re.findall(r"version (\d+)", _output(["qemu-aarch64", "--version"]))[0]) < 9 else 2
-    plugin, probe = str(folder / "count.so"), str(folder / "probe")
+def _build(machine: _Machine, folder: Path) -> list[str]:
+    """The command that runs a probe on an emulated machine and ends with the count of its instructions."""
+    version = 1 if int(re.findall(r"version (\d+)", _output([machine.emulator, "--version"]))[0]) < 9 else 2
+    plugin, probe = str(folder / "count.so"), str(folder / machine.emulator)
     _output(["gcc", "-shared", "-fPIC", f"-DVERSION={version}", str(_HERE / "count.c"), "-o", plugin])
     sources = engine_sources()
     engine = [str(path) for path in sources if path.suffix == ".c"]
-    compiler = ["aarch64-linux-gnu-gcc", *_FLAGS, "-static", f"-I{sources[0].parent}"]
+    compiler = [*machine.compiler, *_FLAGS, f"-I{sources[0].parent}"]
     _output([*compiler, *engine, str(_HERE / "probe.c"), "-o", probe])
-    return ["qemu-aarch64", "-plugin", plugin, probe]
+    return [machine.emulator, "-plugin", plugin, probe]
 
 
-def _count(command: Sequence[str], case: Case, folder: Path, number: int) -> int:
+def _count(command: Sequence[str], machine: _Machine, case: Case, folder: Path, isa: int) -> int:
     """Instructions of one probe: what twice as many probes take more, so that starting does not count."""
     files = {"program": case.program.bytes, "values": case.values.tobytes(), "shard": bytes(case.samples.data)}
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    paths = [str(folder / name) for name in files]
+    paths, together = [str(folder / name) for name in files], machine.directions
     once, twice = (
-        int(_output([*command, *paths, str(_BATCH), str(_DIRECTIONS), str(probes), str(number)]))
-        for probes in (_DIRECTIONS, 2 * _DIRECTIONS)
+        int(_output([*command, *paths, str(machine.batch), str(together), str(probes), str(isa)]))
+        for probes in (together, 2 * together)
     )
-    return (twice - once) // _DIRECTIONS
+    return (twice - once) // together
 
 
 def _output(command: Sequence[str]) -> str:

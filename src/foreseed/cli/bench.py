@@ -116,7 +116,10 @@ def instructions(
     cases: Annotated[str, typer.Option(help="Which cases, such as lenet5-90,resnet20-90.")] = "lenet5-90,lenet5-dense",
     as_json: Json = False,
 ) -> None:
-    """How many instructions a probe takes on 64-bit ARM, in plain C and with NEON (counted in an emulator).
+    """How many instructions a probe takes on ARM (counted in an emulator).
+
+    On 64 bits in plain C and with NEON, many images at a time; and as on a microcontroller (a Cortex-M4's instructions
+    and float unit, -Os), one at a time.
 
     Example: foreseed bench instructions --cases lenet5-90
     """
@@ -131,8 +134,12 @@ def instructions(
         print(json.dumps(result))
         return
     for row in result["cases"]:
-        shown = ", ".join(f"{name} {count:.3f}" for name, count in row["per_mac"].items())
-        print(f"{row['case']}: instructions for each MAC of live weights: {shown}; NEON takes 1/{row['ratio']:.2f}")
+        per_mac = row["per_mac"]
+        print(
+            f"{row['case']}: instructions for each MAC of live weights: on 64-bit ARM {per_mac['plain']:.2f} in plain "
+            f"C, {per_mac['neon']:.2f} with NEON (1/{row['ratio']:.2f}); on a microcontroller "
+            f"{per_mac['microcontroller']:.2f}"
+        )
 
 
 @app.command()
