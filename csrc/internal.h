@@ -138,13 +138,12 @@ static inline size_t fs_even_cut(size_t all, size_t n, size_t t) {
     return t == n ? all : (all * t / n + 1) & ~(size_t)1;
 }
 
-/* `windows` windows of rows x columns positions, `stride` positions apart; numbers from where a map's rows begin to where
- * the first window is read and written. */
+/* `windows` windows of rows x columns positions, `stride` positions apart. */
 typedef struct {
     uint32_t rows, columns, stride, windows, lanes;
     int max;
     float factor; /* of the sum, where it is not the maximum */
-    size_t in_at, out_at;
+    size_t in_at, out_at; /* of the first window, from where rows of a map, and of its results, begin */
 } fs_pooling;
 
 /* The first row of a map to pool, and the row of results. */
@@ -172,6 +171,13 @@ typedef struct {
     uint32_t act;
 } fs_affine;
 
+/* Of an image's logits: the largest, the first class that has it, and the sum of e^(logit - largest). */
+typedef struct {
+    double sum;
+    float largest;
+    uint32_t best;
+} fs_softmax;
+
 /* The inner loops, compiled once for each instruction set. */
 typedef struct {
     const char *name;
@@ -182,7 +188,7 @@ typedef struct {
     void (*run4)(const fs_rows *, const fs_run *runs, uint32_t count); /* four that share their input: the same */
     void (*scalar)(const fs_rows *, const fs_run *);                   /* one result, one row: single numbers, any step */
     void (*pixels)(float *out, const uint8_t *in, size_t n, float scale, float shift);
-    /* Row y of the windows begins rows[y] numbers after `in`. */
+    /* Row y of a map begins rows[y] numbers after its `in`. */
     void (*pool)(const fs_pooled *maps, uint32_t count, const size_t *rows, const fs_pooling *pooling);
     void (*moments)(const float *in, const fs_map *map, fs_moments *to); /* adds those of a map */
     void (*affine)(float *data, const fs_map *map, const fs_affine *affine);
@@ -195,6 +201,9 @@ typedef struct {
     void (*axpy)(float *out, const float *values, const float *z, size_t n, float factor);
     /* sums[i % 8] += z[i] * vector[i], for n numbers; n is a multiple of 8 but at a vector's end */
     void (*dot)(double sums[8], const float *z, const float *vector, size_t n);
+    /* Of `width` images; their logits of a class stand side by side, `step` numbers after those of the class before.
+     * NULL in the plain loops. */
+    void (*softmax)(const float *logits, size_t step, uint32_t classes, fs_softmax *out);
     /* The same for signs, 128 at a time from the four words of a block; words of directions counter[0] + i * step.
      * NULL in the plain loops, where they would be larger and hardly faster. */
     void (*sign_words)(uint32_t *words, uint64_t seed, const uint32_t counter[3], uint32_t block, uint32_t step,
@@ -215,6 +224,13 @@ extern const fs_isa fs_neon;
 #endif
 
 double fs_exp(double x); /* x <= 0 */
+/* 1 / 13!, 1 / 12!, ..., 1 */
+enum { FS_EXP_TERMS = 14 };
+#define FS_INVERSE_FACTORIALS                                                                                      \
+    {                                                                                                              \
+        1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,   \
+        1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0                                                     \
+    }
 double fs_log(double x); /* x > 0, normal */
 /* Correctly rounded: the processor's instruction, where it has one. With errno to be set compilers call libm for it. */
 #if defined(__NO_MATH_ERRNO__) && (defined(__SSE2__) || defined(__aarch64__) || (defined(__ARM_FP) && __ARM_FP & 4))

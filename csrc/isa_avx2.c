@@ -21,6 +21,7 @@
 #define v_add _mm256_add_ps
 #define DVEC __m256d
 #define d_set1 _mm256_set1_pd
+#define d_trunc(x) _mm256_round_pd((x), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)
 #define d_low(v) _mm256_cvtps_pd(_mm256_castps256_ps128(v))
 #define d_high(v) _mm256_cvtps_pd(_mm256_extractf128_ps((v), 1))
 #define IVEC __m256i

@@ -19,6 +19,7 @@
 #define v_add _mm512_add_ps
 #define DVEC __m512d
 #define d_set1 _mm512_set1_pd
+#define d_trunc(x) _mm512_roundscale_pd((x), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)
 #define d_low(v) _mm512_cvtps_pd(_mm512_castps512_ps256(v))
 #define d_high(v) _mm512_cvtps_pd(_mm512_extractf32x8_ps((v), 1))
 #define IVEC __m512i

@@ -18,6 +18,7 @@
 #define v_add vaddq_f32
 #define DVEC float64x2_t
 #define d_set1 vdupq_n_f64
+#define d_trunc vrndq_f64
 #define d_low(v) vcvt_f64_f32(vget_low_f32(v))
 #define d_high(v) vcvt_high_f64_f32(v)
 #define IVEC uint32x4_t

@@ -9,11 +9,9 @@ double fs_exp(double x) {
     /* x = n ln2 + r, |r| <= ln2 / 2; the series' last term is below 2^-56. */
     const int32_t n = (int32_t)(x * 1.4426950408889634 - 0.5);
     const double r = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
-    static const double inverse_factorial[] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800,
-                                               1.0 / 362880,     1.0 / 40320,     1.0 / 5040,     1.0 / 720,
-                                               1.0 / 120,        1.0 / 24,        1.0 / 6,        0.5, 1.0, 1.0};
+    static const double terms[FS_EXP_TERMS] = FS_INVERSE_FACTORIALS;
     double sum = 0.0;
-    for (int i = 0; i < 14; i++) sum = sum * r + inverse_factorial[i];
+    for (int i = 0; i < FS_EXP_TERMS; i++) sum = sum * r + terms[i];
     const uint64_t bits = (uint64_t)(1023 + n) << 52;
     double scale;
     memcpy(&scale, &bits, 8);

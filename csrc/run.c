@@ -277,26 +277,37 @@ static void forward(fs_engine *e, const fs_batch *batch, uint32_t first, uint32_
     }
 }
 
-/* Where the logits of an image stand, each `step` numbers after the one before. */
+/* Where the logits of an image stand, those of a class `step` numbers after those of the class before. */
 static const float *find_logits(const fs_engine *e, uint32_t d, uint32_t number, size_t *step) {
     const fs_place *p = &e->places[e->program.n_ops];
     *step = fs_channel_floats(p, e->lanes);
     return fs_row(e, p, fs_tensor(e, p, d, number / e->lanes), 0, 0) + number % e->lanes;
 }
 
-/* Cross-entropy of one image's logits, in float64. */
-static double cross_entropy(const fs_engine *e, uint32_t d, uint32_t number, uint32_t label, uint32_t *correct) {
-    size_t step;
-    const float *logits = find_logits(e, d, number, &step);
+/* How many images' softmaxes are found together. */
+static uint32_t softmax_images(const fs_engine *e) {
+    const uint32_t vector = fs_vector(e->isa);
+    return vector && e->lanes == vector ? vector : 1;
+}
+
+static void find_softmaxes(const fs_engine *e, const float *logits, size_t step, fs_softmax *out) {
+    if (softmax_images(e) > 1) {
+        e->isa->softmax(logits, step, e->program.classes, out);
+        return;
+    }
     float largest = logits[0];
     uint32_t best = 0;
     for (uint32_t c = 1; c < e->program.classes; c++)
         if (logits[c * step] > largest) largest = logits[c * step], best = c;
     double sum = 0;
     for (uint32_t c = 0; c < e->program.classes; c++) sum += fs_exp((double)logits[c * step] - largest);
-    *correct += best == label;
-    if (sum != sum) return sum; /* a logit is not a number; fs_log knows only numbers */
-    return fs_log(sum) - ((double)logits[label * step] - largest);
+    out->sum = sum, out->largest = largest, out->best = best;
+}
+
+/* Cross-entropy of an image, in float64, given the logit of its class. */
+static double cross_entropy(const fs_softmax *s, float logit) {
+    if (s->sum != s->sum) return s->sum; /* a logit is not a number; fs_log knows only numbers */
+    return fs_log(s->sum) - ((double)logit - s->largest);
 }
 
 static fs_status check_count(const fs_samples *samples) {
@@ -334,9 +345,17 @@ static fs_batch next_batch(const fs_engine *e, const fs_samples *samples, uint32
 /* Adds the losses of a batch's images, in order, to the sum of each direction. */
 static void add_losses(const fs_engine *e, const fs_batch *batch, double *losses, uint32_t *correct) {
     const fs_samples *samples = batch->samples;
+    fs_softmax made[FS_MAX_LANES];
     for (uint32_t d = 0; d < batch->directions; d++)
-        for (uint32_t i = 0; i < batch->images; i++)
-            losses[d] += cross_entropy(e, d, i, samples->labels[(size_t)(batch->first + i) * samples->stride], correct);
+        for (uint32_t i = 0; i < batch->images; i++) {
+            const uint32_t label = samples->labels[(size_t)(batch->first + i) * samples->stride];
+            const fs_softmax *s = made + i % softmax_images(e);
+            size_t step;
+            const float *logits = find_logits(e, d, i, &step);
+            if (s == made) find_softmaxes(e, logits, step, made);
+            losses[d] += cross_entropy(s, logits[label * step]);
+            *correct += s->best == label;
+        }
     fs_lap(FS_TIME_LOSS);
 }
 

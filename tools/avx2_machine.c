@@ -1,5 +1,5 @@
 /* Loaded before a program's own libraries (LD_PRELOAD): answers CPUID as a processor would that has AVX2 and no more, in
- * libraries where `avx2_machine.py` wrote UD2 over it, which raises a signal on every processor. */
+ * libraries where `avx2_machine.py` wrote 0xCE twice over it: in 64-bit mode no instruction, so that it raises a signal. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <signal.h>
@@ -21,10 +21,11 @@ static void strike_out(uint32_t page, uint32_t *a, uint32_t *b, uint32_t *c, uin
 }
 
 static void answer(int number, siginfo_t *info, void *context) {
-    (void)info;
     greg_t *r = ((ucontext_t *)context)->uc_mcontext.gregs;
-    if (memcmp((const void *)r[REG_RIP], "\x0F\x0B", 2)) { /* another fault: it happens again, and ends the program */
+    if (info->si_code <= 0 || memcmp((const void *)r[REG_RIP], "\xCE\xCE", 2)) {
+        /* A signal that was sent, or another fault, which happens again, and ends the program. */
         signal(number, SIG_DFL);
+        if (info->si_code <= 0) raise(number);
         return;
     }
     uint32_t a, b, c, d;

@@ -3,7 +3,7 @@
 .venv/bin/python tools/avx2_machine.py .venv/bin/foreseed bench engine --threads 1
 
 Libraries that have a switch for it are switched; of ONNX Runtime, which has none, the command gets a copy whose
-questions to the processor are answered so.
+questions to the processor are answered so (if the command is this Python's, and heeds PYTHONPATH).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SWITCHES = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell",
 }  # fmt: skip
 WITHOUT_A_SWITCH = ("onnxruntime",)
-CPUID, UD2 = b"\x0f\xa2", b"\x0f\x0b"
+CPUID, MARK = b"\x0f\xa2", b"\xce\xce"
 
 
 def main() -> None:
@@ -33,7 +33,8 @@ def main() -> None:
         sys.exit("error: only Linux on x86-64 can answer for the processor")
     with TemporaryDirectory() as name:
         folder = Path(name)
-        environment = os.environ | SWITCHES | {"LD_PRELOAD": str(build_shim(folder))}
+        # Python's own handler of faults would take the shim's place.
+        environment = os.environ | SWITCHES | {"LD_PRELOAD": str(build_shim(folder)), "PYTHONFAULTHANDLER": ""}
         copies = folder / "copies"
         for package in WITHOUT_A_SWITCH:
             copy_held(package, copies)
@@ -57,22 +58,24 @@ def build_shim(folder: Path) -> Path:
 def copy_held(package: str, folder: Path) -> None:
     """Copy a package, if it is installed, and hold its libraries."""
     spec = find_spec(package)
-    for place in (spec and spec.submodule_search_locations) or ():
-        copied = Path(shutil.copytree(place, folder / package))
-        for library in copied.rglob("*.so*"):
-            hold(library)
+    if spec is None or not spec.submodule_search_locations:
+        return
+    copied = Path(shutil.copytree(spec.submodule_search_locations[0], folder / package))
+    if not sum([hold(library) for library in copied.rglob("*.so*")]):
+        sys.exit(f"error: no CPUID found in {package}, so it cannot be held")
 
 
 def hold(library: Path) -> int:
-    """Write UD2 over every CPUID of a library; how many there were."""
+    """Write the mark over every CPUID of a library; how many there were."""
     found = find_cpuid(library)
+    library.chmod(0o700)
     with library.open("r+b") as file:
         for at in found:
             file.seek(at)
             if file.read(2) != CPUID:
                 sys.exit(f"error: {library.name}: no CPUID at {at:#x}, where objdump sees one")
             file.seek(at)
-            file.write(UD2)
+            file.write(MARK)
     return len(found)
 
 
@@ -80,10 +83,10 @@ def find_cpuid(library: Path) -> list[int]:
     """Where in the file a library asks the processor what it is."""
     command = ["objdump", "--section-headers", "--disassemble", "--no-show-raw-insn", str(library)]
     found, starts, start = [], {}, 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as objdump:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"LC_ALL": "C"}) as objdump:
         assert objdump.stdout is not None
         for line in objdump.stdout:
-            if line.endswith("\tcpuid\n"):
+            if line.rstrip().endswith("\tcpuid"):
                 found.append(int(line.partition(":")[0], 16) + start)
             elif header := re.match(r" +\d+ (\S+) +[0-9a-f]+ +([0-9a-f]+) +[0-9a-f]+ +([0-9a-f]+) ", line):
                 starts[header[1]] = int(header[3], 16) - int(header[2], 16)

@@ -372,16 +372,16 @@ def _pool(op: Op, x: torch.Tensor, e: torch.Tensor) -> tuple[torch.Tensor, torch
 def _norm(
     op: Op, taken: _Reader, frozen: _Reader | None, x: torch.Tensor, e: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    n, c = x.shape[:2]
+    c = x.shape[1]
     gamma, beta = (taken.take(c), taken.take(c)) if op.has_parameters else (None, None)
     if op.groups:
         y = torch.group_norm(x, op.groups, gamma, beta, op.eps)
-        moments, moments_error = _moments(x.reshape(n, op.groups, -1), e.reshape(n, op.groups, -1), (2,))
+        moments, moments_error = _moments(x, e, op.groups, (2,))
         spread = [m.repeat_interleave(c // op.groups, 1)[:, :, None, None] for m in (*moments, *moments_error)]
         seen = torch.empty(2, 0, dtype=torch.float64)
     else:
         if frozen is None:
-            moments, moments_error = _moments(x, e, (0, 2, 3))
+            moments, moments_error = _moments(x, e, 0, (0, 2, 3))
         else:
             moments = frozen.take(c), frozen.take(c)
             moments_error = torch.zeros(2, c, dtype=torch.float64)
@@ -392,15 +392,26 @@ def _norm(
     return y, _norm_error(op.eps, gammas, betas, x, e, *spread), seen
 
 
-def _moments(x: torch.Tensor, e: torch.Tensor, axes: tuple[int, ...]):
-    """Mean and variance, and how far those of the numbers within e of x may be from them."""
+def _moments(x: torch.Tensor, e: torch.Tensor, groups: int, axes: tuple[int, ...]):
+    """Mean and variance over some axes of maps, or of groups of them, and how far those of numbers within e of x may be
+    from them."""
+    apart, apart_error = _from_middle_row(x), e + e[:, :, x.shape[2] // 2].mean(2)[:, :, None, None]
+    if groups:
+        x, e, apart, apart_error = (of.reshape(len(x), groups, -1) for of in (x, e, apart, apart_error))
     mean, variance = x.mean(axes), x.var(axes, unbiased=False)
     double = 2.0**-40  # sums in float64 of at most 2**12 numbers
-    mean_error = e.mean(axes) + double * x.abs().mean(axes)
+    moved_apart = apart.abs() + apart_error
+    # Of sixteen numbers at a time, in float32: each is rounded, and a chain of four, and the sum of four chains.
+    mean_error = e.mean(axes) + double * x.abs().mean(axes) + 6 * ULP * moved_apart.mean(axes)
     centred = (x - x.mean(axes, keepdim=True)).abs()
     moved = e + e.mean(axes, keepdim=True)
     variance_error = (2 * centred * moved + moved**2).mean(axes) + double * (x.abs() + e).square().mean(axes)
-    return (mean, variance), (mean_error, variance_error)
+    return (mean, variance), (mean_error, variance_error + 20 * ULP * moved_apart.square().mean(axes))
+
+
+def _from_middle_row(x: torch.Tensor) -> torch.Tensor:
+    """How far numbers are from the mean of their map's middle row, which they are squared relative to."""
+    return x - x[:, :, x.shape[2] // 2].mean(2)[:, :, None, None]
 
 
 def _norm_error(eps: float, gamma, beta, x, e, mean, variance, mean_error, variance_error) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from array import array
@@ -213,24 +214,74 @@ def test_a_norm_and_the_add_behind_it_are_one_pass_to_the_same_bits(norm, act):
         assert wide.logits(values, samples, stats) == one.logits(values, samples, stats), name
 
 
-@pytest.mark.parametrize("first_row", [0, 255, None])
-@pytest.mark.parametrize("bias", [0.0, 1e5])
-@pytest.mark.parametrize(("rows", "columns"), [(9, 13), (1, 40), (40, 1), (1, 1), (16, 16)])
-def test_statistics_are_right_wherever_the_mean_and_whatever_the_first_row(rows, columns, bias, first_row):
-    """The mean of its first row is what a map's numbers are taken from before they are squared."""
-    shape = (1, rows, columns)
-    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(rows * columns, 2))
-    nn.init.ones_(model[0].weight)
-    nn.init.constant_(model[0].bias, bias)
-    program, values = compile(model, input_shape=shape, mean=[0.0], std=[1 / 255])
-    images = np.random.default_rng(3).integers(0, 4, (32, rows, columns), dtype=np.uint8)
-    images[:, 0] = images[:, 0] if first_row is None else first_row
-    records = np.concatenate([np.zeros((32, 1), np.uint8), images.reshape(32, -1)], axis=1)
-    samples = Samples.records(records.tobytes(), program.image_bytes)
+def batch_norm_on_pixels(rows, columns, std=0.29, bias=0.0, count=32):
+    """A batch norm of the pixels as they are read, their records, and what they are read as: (image, row, column)."""
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(rows * columns, 2))
+    program, values = compile(model, input_shape=(1, rows, columns), mean=[-bias], std=[std])
+    images = np.random.default_rng(3).integers(0, 256, (count, rows, columns), dtype=np.uint8)
+    return program, values, images, lambda: images * np.float32(program.scale[0]) + np.float32(program.shift[0])
+
+
+def records_of(images):
+    rows = np.concatenate([np.zeros((len(images), 1), np.uint8), images.reshape(len(images), -1)], axis=1)
+    return Samples.records(rows.tobytes(), images[0].size)
+
+
+MAPS = [(9, 13), (1, 40), (40, 1), (1, 1), (16, 16), (3, 35), (1, 4096)]
+
+
+@pytest.mark.parametrize("odd_row", [None, 0, -1])
+@pytest.mark.parametrize("bias", [0.0, 3e3])
+@pytest.mark.parametrize(("rows", "columns"), MAPS)
+def test_statistics_are_right_wherever_the_mean_and_whatever_a_row(rows, columns, bias, odd_row):
+    program, values, images, read = batch_norm_on_pixels(rows, columns, bias=bias)
+    if odd_row is not None:
+        images[:, odd_row] = 255
+    x = read().astype(np.float64)
+    apart = x - x[:, rows // 2].mean(1)[:, None, None]
+    samples = records_of(images)
     for name, lanes in product(isas(), (1, 16)):
         mean, variance = NativeEngine(program, batch=32, lanes=lanes, isa=name).batch_stats(values, samples)
-        assert mean == pytest.approx(images.mean() + bias, rel=2**-23)
-        assert variance == pytest.approx(images.var(), rel=2 * rows * 2**-23)
+        assert mean == pytest.approx(x.mean(), rel=2**-23, abs=6 * 2**-24 * np.abs(apart).mean())
+        double = 2**-52 * (x**2).mean()
+        assert variance == pytest.approx(x.var(), rel=2**-23, abs=20 * 2**-24 * (apart**2).mean() + double)
+
+
+def added_up(row, shift, fma, total=0.0, square=0.0):
+    """What `docs/format.md` says of a row: its numbers + shift, and their squares, are added to what there was."""
+    for at in range(0, len(row), 16):
+        s, q = np.zeros(4, np.float32), np.zeros(4, np.float32)
+        for i, x in enumerate(row[at : at + 16]):
+            d = x + shift
+            s[i % 4] += d
+            q[i % 4] = fma(d, d, q[i % 4])
+        total += float((s[0] + s[1]) + (s[2] + s[3]))
+        square += float((q[0] + q[1]) + (q[2] + q[3]))
+    return total, square
+
+
+@pytest.mark.parametrize(("rows", "columns"), MAPS[:-1])
+def test_statistics_are_to_the_bit_what_the_format_says(rows, columns):
+    fused = ctypes.CDLL("libm.so.6").fmaf
+    fused.restype, fused.argtypes = ctypes.c_float, [ctypes.c_float] * 3
+    program, values, images, read = batch_norm_on_pixels(rows, columns, bias=1.7, count=5)
+    for name in isas():
+        # x86 without vectors is compiled for processors without a fused multiply-add.
+        fma = (lambda a, b, c: a * b + c) if name == "plain" else fused
+        total = square = 0.0
+        for image in read():
+            middle, _ = added_up(image[rows // 2], np.float32(0), fma)
+            m = np.float32(middle) * (np.float32(-1) / np.float32(columns))
+            s = q = 0.0
+            for row in image:
+                s, q = added_up(row, m, fma, s, q)
+            w = float(m) * (rows * columns)
+            total, square = total + (s - w), square + (q + float(m) * (w - (s + s)))
+        mean = total / images.size
+        expected = [np.float32(mean), np.float32(max(square / images.size - mean * mean, 0.0))]
+        for lanes in (1, 4, 16):
+            engine = NativeEngine(program, batch=5, lanes=lanes, isa=name)
+            assert list(engine.batch_stats(values, records_of(images))) == expected
 
 
 @pytest.mark.parametrize("kernel", [(33, 257), (1, 300), (40, 1), (32, 64), (3, 5)])

@@ -20,7 +20,7 @@ from foreseed.engine.errors import ForeseedError
 from foreseed.trained.c_folder import engine_sources
 
 _HERE = Path(__file__).with_name("arm")
-_FLAGS = ("-std=gnu99", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+_FLAGS = ("-std=c99", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _TOOLS = {
     "gcc": "gcc", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
     "arm-none-eabi-gcc": "gcc-arm-none-eabi libnewlib-arm-none-eabi", "qemu-aarch64": "qemu-user",
@@ -41,7 +41,7 @@ class _Machine:
 
 
 _ARM64 = _Machine(("aarch64-linux-gnu-gcc", "-O3", "-static"), "qemu-aarch64", images=16, batch=16, directions=4)
-# Instructions and float unit of a Cortex-M4; the emulator runs programs of its sister for systems alone.
+# Instructions and float unit of a Cortex-M4; QEMU's user mode has no M profile.
 _SMALL = _Machine(
     (
         "arm-none-eabi-gcc", "-Os", "-march=armv7-r", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16",
@@ -60,7 +60,7 @@ def bench_instructions(cases: Sequence[str], progress: Callable[[str], None] = l
     rows = []
     with TemporaryDirectory() as name:
         folder = Path(name)
-        commands = {machine: _build(machine, folder) for machine in (_ARM64, _SMALL)}
+        commands = {machine: _build(machine, folder) for machine, _ in _WAYS.values()}
         for case in cases:
             probes, per_mac = {}, {}
             for way, (machine, isa) in _WAYS.items():
@@ -80,7 +80,7 @@ def bench_instructions(cases: Sequence[str], progress: Callable[[str], None] = l
 def _build(machine: _Machine, folder: Path) -> list[str]:
     """The command that runs a probe on an emulated machine and ends with the count of its instructions."""
     version = 1 if int(re.findall(r"version (\d+)", _output([machine.emulator, "--version"]))[0]) < 9 else 2
-    plugin, probe = str(folder / "count.so"), str(folder / machine.emulator)
+    plugin, probe = str(folder / "count.so"), str(folder / f"probe-{machine.compiler[0]}")
     _output(["gcc", "-shared", "-fPIC", f"-DVERSION={version}", str(_HERE / "count.c"), "-o", plugin])
     sources = engine_sources()
     engine = [str(path) for path in sources if path.suffix == ".c"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -130,9 +130,6 @@ def gemm(threads: int) -> tuple[Setup, float]:
     """
     a, b, out = (torch.rand(_GEMM_SIDE, _GEMM_SIDE) for _ in range(3))
 
-    def blas() -> object:
-        return torch.mm(a, b, out=out)
-
     def way(name: str, multiply: Callable[[], object]) -> Setup:
         def run(times: int) -> None:
             torch.set_num_threads(threads)
@@ -142,7 +139,7 @@ def gemm(threads: int) -> tuple[Setup, float]:
 
         return Setup(f"{_GEMM_SIDE} x {_GEMM_SIDE}, {name}", run)
 
-    ways = [way("BLAS", blas)]
-    with suppress(RuntimeError):  # of a torch without oneDNN
+    ways = [way("BLAS", partial(torch.mm, a, b, out=out))]
+    if torch.backends.mkldnn.is_available():
         ways.append(way("oneDNN", partial(linear, a.to_mkldnn(), b.to_mkldnn())))
     return fastest(iter(ways)), _GEMM_SIDE**3 / 1e9
