@@ -27,7 +27,10 @@ CPUID, MARK = b"\x0f\xa2", b"\xce\xce"
 
 
 def main() -> None:
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print(__doc__)
+        return
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         sys.exit("error: only Linux on x86-64 can answer for the processor")
