@@ -395,7 +395,7 @@ def _norm(
 def _moments(x: torch.Tensor, e: torch.Tensor, groups: int, axes: tuple[int, ...]):
     """Mean and variance over some axes of maps, or of groups of them, and how far those of numbers within e of x may be
     from them."""
-    apart, apart_error = _from_middle_row(x), e + e[:, :, x.shape[2] // 2].mean(2)[:, :, None, None]
+    apart, apart_error = x - _middle_row_means(x), e + _middle_row_means(e)
     if groups:
         x, e, apart, apart_error = (of.reshape(len(x), groups, -1) for of in (x, e, apart, apart_error))
     mean, variance = x.mean(axes), x.var(axes, unbiased=False)
@@ -409,9 +409,9 @@ def _moments(x: torch.Tensor, e: torch.Tensor, groups: int, axes: tuple[int, ...
     return (mean, variance), (mean_error, variance_error + 20 * ULP * moved_apart.square().mean(axes))
 
 
-def _from_middle_row(x: torch.Tensor) -> torch.Tensor:
-    """How far numbers are from the mean of their map's middle row, which they are squared relative to."""
-    return x - x[:, :, x.shape[2] // 2].mean(2)[:, :, None, None]
+def _middle_row_means(x: torch.Tensor) -> torch.Tensor:
+    """The mean of each map's middle row, from which its numbers are taken before they are squared."""
+    return x[:, :, x.shape[2] // 2].mean(2)[:, :, None, None]
 
 
 def _norm_error(eps: float, gamma, beta, x, e, mean, variance, mean_error, variance_error) -> torch.Tensor:

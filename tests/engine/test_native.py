@@ -19,7 +19,7 @@ from torch import nn
 from foreseed.engine import BudgetError, Directions, ForeseedError, Samples, SamplesError, ValuesError
 from foreseed.engine.native import NativeEngine, isa, isas, perturb
 from foreseed.models import build, compile
-from tests.engine.programs import programs
+from tests.engine.programs import programs, records
 
 BATCHES = (
     {"batch": 1}, {"batch": 5}, {"batch": 7, "lanes": 2}, {"batch": 16}, {"batch": 33, "lanes": 8},
@@ -214,17 +214,12 @@ def test_a_norm_and_the_add_behind_it_are_one_pass_to_the_same_bits(norm, act):
         assert wide.logits(values, samples, stats) == one.logits(values, samples, stats), name
 
 
-def batch_norm_on_pixels(rows, columns, std=0.29, bias=0.0, count=32):
-    """A batch norm of the pixels as they are read, their records, and what they are read as: (image, row, column)."""
+def batch_norm_on_pixels(rows, columns, bias, count=32):
+    """A batch norm of pixels as they are read, images (image, row, column), and what tells what they are read as."""
     model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(rows * columns, 2))
-    program, values = compile(model, input_shape=(1, rows, columns), mean=[-bias], std=[std])
+    program, values = compile(model, input_shape=(1, rows, columns), mean=[-bias], std=[0.29])
     images = np.random.default_rng(3).integers(0, 256, (count, rows, columns), dtype=np.uint8)
     return program, values, images, lambda: images * np.float32(program.scale[0]) + np.float32(program.shift[0])
-
-
-def records_of(images):
-    rows = np.concatenate([np.zeros((len(images), 1), np.uint8), images.reshape(len(images), -1)], axis=1)
-    return Samples.records(rows.tobytes(), images[0].size)
 
 
 MAPS = [(9, 13), (1, 40), (40, 1), (1, 1), (16, 16), (3, 35), (1, 4096)]
@@ -239,7 +234,7 @@ def test_statistics_are_right_wherever_the_mean_and_whatever_a_row(rows, columns
         images[:, odd_row] = 255
     x = read().astype(np.float64)
     apart = x - x[:, rows // 2].mean(1)[:, None, None]
-    samples = records_of(images)
+    samples = records(images, np.zeros(len(images), np.uint8))
     for name, lanes in product(isas(), (1, 16)):
         mean, variance = NativeEngine(program, batch=32, lanes=lanes, isa=name).batch_stats(values, samples)
         assert mean == pytest.approx(x.mean(), rel=2**-23, abs=6 * 2**-24 * np.abs(apart).mean())
@@ -281,7 +276,7 @@ def test_statistics_are_to_the_bit_what_the_format_says(rows, columns):
         expected = [np.float32(mean), np.float32(max(square / images.size - mean * mean, 0.0))]
         for lanes in (1, 4, 16):
             engine = NativeEngine(program, batch=5, lanes=lanes, isa=name)
-            assert list(engine.batch_stats(values, records_of(images))) == expected
+            assert list(engine.batch_stats(values, records(images, np.zeros(len(images), np.uint8)))) == expected
 
 
 @pytest.mark.parametrize("kernel", [(33, 257), (1, 300), (40, 1), (32, 64), (3, 5)])

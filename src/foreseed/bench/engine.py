@@ -64,11 +64,11 @@ def _measure(case: Case, threads: int, seconds: float) -> tuple[dict[str, Any], 
         best = {name: fastest(_checked(case, name, ways)) for name, ways in offers.items() if ways is not None}
         product, product_gmacs = gemm(threads)
         rivals = {**best, _GEMM: product}
+        chosen = {name: way.settings for name, way in rivals.items()}
         if threads > 1:  # in the same turns, since a machine's speed changes from minute to minute
             rivals[_ALONE] = in_threads(lambda: fastest(foreseed(case, cores[:1])), cores[:1])
         rates = interleaved(rivals, seconds)
     row = _row(case, threads, rates, list(CONTENDERS), rates[_GEMM] * product_gmacs)
-    chosen = {name: way.settings for name, way in (best | {_GEMM: product}).items()}
     return row, chosen, rates["foreseed"] / rates.get(_ALONE, rates["foreseed"])
 
 

@@ -60,7 +60,8 @@ def bench_instructions(cases: Sequence[str], progress: Callable[[str], None] = l
     rows = []
     with TemporaryDirectory() as name:
         folder = Path(name)
-        commands = {machine: _build(machine, folder) for machine, _ in _WAYS.values()}
+        plugin = _build_plugin(folder)
+        commands = {machine: _build(machine, plugin, folder) for machine in {machine for machine, _ in _WAYS.values()}}
         for case in cases:
             probes, per_mac = {}, {}
             for way, (machine, isa) in _WAYS.items():
@@ -77,15 +78,20 @@ def bench_instructions(cases: Sequence[str], progress: Callable[[str], None] = l
     return {"settings": settings, "cases": rows}
 
 
-def _build(machine: _Machine, folder: Path) -> list[str]:
-    """The command that runs a probe on an emulated machine and ends with the count of its instructions."""
-    version = 1 if int(re.findall(r"version (\d+)", _output([machine.emulator, "--version"]))[0]) < 9 else 2
-    plugin, probe = str(folder / "count.so"), str(folder / f"probe-{machine.compiler[0]}")
+def _build_plugin(folder: Path) -> str:
+    """What makes an emulator count."""
+    version = 1 if int(re.findall(r"version (\d+)", _output(["qemu-arm", "--version"]))[0]) < 9 else 2
+    plugin = str(folder / "count.so")
     _output(["gcc", "-shared", "-fPIC", f"-DVERSION={version}", str(_HERE / "count.c"), "-o", plugin])
+    return plugin
+
+
+def _build(machine: _Machine, plugin: str, folder: Path) -> list[str]:
+    """The command that runs a probe on an emulated machine and ends with the count of its instructions."""
+    probe = str(folder / f"probe-{machine.compiler[0]}")
     sources = engine_sources()
     engine = [str(path) for path in sources if path.suffix == ".c"]
-    compiler = [*machine.compiler, *_FLAGS, f"-I{sources[0].parent}"]
-    _output([*compiler, *engine, str(_HERE / "probe.c"), "-o", probe])
+    _output([*machine.compiler, *_FLAGS, f"-I{sources[0].parent}", *engine, str(_HERE / "probe.c"), "-o", probe])
     return [machine.emulator, "-plugin", plugin, probe]
 
 
